@@ -69,6 +69,11 @@ class Encoder(TextEncoder):
     ) -> None:
         self.model, self._rounds = model, rounds
         self.is_static = isinstance(model[0], StaticEmbedding)
+        self.embedding_dim = int(model.get_embedding_dimension() or 0)
+        self.state_dim = int(model[0].get_embedding_dimension())
+        self.max_length = _max_length(model)
+        if model.device.type != "cpu":
+            self.batch_size = _DEVICE_BATCH
         if like is None:
             _check_similarity(model, config.name)
             self.dtype = model.dtype or torch.float32
@@ -93,11 +98,6 @@ class Encoder(TextEncoder):
         """The model's, as transformers has it."""
         own = self.model.tokenizer
         return PreTrainedTokenizerFast(tokenizer_object=own) if self.is_static else own
-
-    @property
-    def batch_size(self) -> int:
-        """Texts per forward pass: on a CPU what its caches hold, more on other devices."""
-        return super().batch_size if self.device.type == "cpu" else _DEVICE_BATCH
 
     @classmethod
     def load(cls, config: EncoderConfig, folder: Path | None = None, device: str | None = None) -> "Encoder":
@@ -129,25 +129,6 @@ class Encoder(TextEncoder):
                 default_prompt_name=model.default_prompt_name,
             )  # fmt: skip
         return model
-
-    @property
-    def embedding_dim(self) -> int:
-        """Width of an embedding."""
-        return int(self.model.get_embedding_dimension() or 0)
-
-    @property
-    def state_dim(self) -> int:
-        """Width of a token state."""
-        return int(self.model[0].get_embedding_dimension())
-
-    @property
-    def max_length(self) -> int | None:
-        """Tokens of a text that the model reads, with special ones; None if it reads any text to its end."""
-        if self.is_static:  # which sentence-transformers says to have no limit
-            own = self.model.tokenizer.truncation
-            return int(own["max_length"]) if own else None
-        limit = self.model.max_seq_length
-        return None if limit is None or math.isinf(limit) else int(limit)
 
     @property
     def fingerprint(self) -> str:
@@ -206,6 +187,15 @@ def _vocabulary(tokenizer: Any, *, marks: bool) -> Vocabulary:
     """Return what texts are cut by, of a tokenizer of transformers."""
     own = tokenizer.all_special_ids, tokenizer.unk_token_id, tokenizer.truncation_side
     return Vocabulary(tokenizer.backend_tokenizer, *own, marks)
+
+
+def _max_length(model: SentenceTransformer) -> int | None:
+    """Return how many tokens of a text a model reads, with special ones; None if it reads any text to its end."""
+    if isinstance(model[0], StaticEmbedding):  # which sentence-transformers says to have no limit
+        own = model.tokenizer.truncation
+        return int(own["max_length"]) if own else None
+    limit = model.max_seq_length
+    return None if limit is None or math.isinf(limit) else int(limit)
 
 
 def _own_prompt(model: SentenceTransformer, kind: str) -> str:

@@ -59,10 +59,7 @@ class _Reads(nn.Module):
 
 
 def write_graph(encoder: TextEncoder, model: Any, folder: Path) -> None:
-    """Write the graph of an encoder into the folder where it was saved; a line says where there can be none.
-
-    `encoder`: that computes with the model; `folder`: where it was saved.
-    """
+    """Write the graph of an encoder and its model into the folder where it was saved; a line says if there can be none."""
     try:
         _write_graph(encoder, model, folder)
     except Exception as error:  # whatever a library says of a model that it does not know

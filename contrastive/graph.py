@@ -29,10 +29,7 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class GraphEncoder(TextEncoder):
-    """An encoder that onnxruntime computes on the CPU, in float32.
-
-    `folder`: of an encoder with a graph; it stays where it is; `settings`: of `graph.json`.
-    """
+    """An encoder that onnxruntime computes on the CPU, in float32, from its folder, which stays where it is."""
 
     device = "cpu"
 
@@ -42,7 +39,8 @@ class GraphEncoder(TextEncoder):
         self.folder, self._settings = folder, settings
         vocabulary = Vocabulary(Tokenizer.from_file(str(folder / TOKENIZER)), *settings["vocabulary"])
         super().__init__(config, settings["prompts"], vocabulary, is_cosine=settings["is_cosine"])
-        self.usual_length = settings["usual_length"]
+        self.usual_length, self.max_length = settings["usual_length"], settings["max_length"]
+        self.embedding_dim, self.state_dim = int(settings["embedding_dim"]), int(settings["state_dim"])
         self._source = folder, config
         self._session = _session(folder)
         self._inputs = [own.name for own in self._session.get_inputs()]
@@ -58,21 +56,6 @@ class GraphEncoder(TextEncoder):
                 f"{folder / GRAPH} cannot be read ({str(error).splitlines()[0]}); run pip install --upgrade onnxruntime, or "
                 "restore the file."
             ) from None
-
-    @property
-    def embedding_dim(self) -> int:
-        """Width of an embedding."""
-        return int(self._settings["embedding_dim"])
-
-    @property
-    def state_dim(self) -> int:
-        """Width of a token state."""
-        return int(self._settings["state_dim"])
-
-    @property
-    def max_length(self) -> int | None:
-        """Tokens of a text that the model reads, with special ones; None if it reads any text to its end."""
-        return self._settings["max_length"]  # type: ignore[no-any-return]
 
     @property
     def fingerprint(self) -> str:
@@ -120,11 +103,7 @@ def _session(folder: Path) -> Any:
 
 
 def has_graph(folder: Path) -> bool:
-    """True if the encoder in a folder has a graph, and onnxruntime is there to compute it; a line says if torch has to.
-
-    Raises:
-        ModuleNotFoundError: neither is there.
-    """
+    """True if the encoder in a folder has a graph, and onnxruntime is there to compute it; a line says if torch has to."""
     if not ((folder / GRAPH).exists() and (folder / SETTINGS).exists()):
         return False
     missing = next((name for name in ("onnxruntime", "tokenizers") if find_spec(name) is None), None)

@@ -92,12 +92,14 @@ def is_local(name: str) -> bool:
     return False
 
 
-def load_complete(load: Callable[[], M], outputs: Callable[[M], NDArray[np.float32]]) -> M:
+def load_complete(
+    load: Callable[[], M], outputs: Callable[[M], NDArray[np.float32]] | None = None, part: str = ""
+) -> M:
     """Return a model whose files have all weights that its answers depend on, and no layers beyond those of its configuration.
 
-    `load`: loads it by `from_pretrained` of transformers, which makes what its files lack at random or as zeros;
-    `outputs`: for which a model is used; they are compared with those after other values took the places of missing
-    weights.
+    `load`: loads it by `from_pretrained` of transformers, which makes what its files lack at random or as zeros; `outputs`:
+    for which a model is used; they are compared with those after other values took the places of missing weights. Without,
+    none may be missing whose name begins with `part`.
     """
     with _reporting() as reports:
         model = load()
@@ -107,8 +109,8 @@ def load_complete(load: Callable[[], M], outputs: Callable[[M], NDArray[np.float
             f"its files have layers that its configuration does not ({_named(spare)}), and would not be computed; mend its "
             "config.json, or get the whole checkpoint"
         )
-    missing = {name: own for own, report in reports for name in sorted(report["missing_keys"])}
-    if missing and _matter(missing, lambda: outputs(model)):
+    missing = {name: own for own, report in reports for name in sorted(report["missing_keys"]) if name.startswith(part)}
+    if missing and (outputs is None or _matter(missing, lambda: outputs(model))):
         raise ValueError(
             f"its files lack weights that its answers depend on ({_named([*missing])}), which would be random; get the whole "
             "checkpoint"
@@ -199,10 +201,7 @@ def _positions(model: nn.Module) -> int:
 
 
 def load_weights(make: Callable[[], M], path: Path) -> M:
-    """Return a module with the weights of a safetensors file.
-
-    `make`: makes the module; called with tensors on the meta device.
-    """
+    """Return a module with the weights of a safetensors file; it is made on the meta device."""
     weights = load_file(path)
     with torch.device("meta"):
         module = make()

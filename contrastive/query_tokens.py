@@ -128,10 +128,7 @@ def _encode(encoder: TextEncoder, texts: Sequence[str]) -> tuple[list[NDArray[np
 def train_query_head(
     tokens: TokenVectors, train: Sequence[QueryExample], dev: Sequence[QueryExample], epochs: float, *, seed: int = 0
 ) -> TokenVectors:
-    """Return the token vectors with a matrix of their own for queries; the same vectors where dev queries lose by it.
-
-    `tokens`: of the documents or their pieces, by row; `dev`: other queries, which decide.
-    """
+    """Return the token vectors with a matrix of their own for queries; the same vectors where dev queries lose by it."""
     if not train:
         return tokens
     better = replace(tokens, query_head=train_matrix(tokens, train, count_steps(len(train), epochs), seed=seed))
@@ -149,10 +146,7 @@ def count_steps(queries: int, epochs: float) -> int:
 
 
 def train_matrix(tokens: TokenVectors, train: Sequence[QueryExample], steps: int, *, seed: int = 0) -> Floats:
-    """Return the trained matrix [dim, state_dim] after a number of steps; the same seed gives the same.
-
-    `tokens`: of the documents; their head is where it starts; `steps`: of 32 queries.
-    """
+    """Return the matrix [dim, state_dim] that some steps make of the documents' head; the same seed gives the same."""
     matrix = torch.tensor(tokens.head, requires_grad=True)
     optimizer = torch.optim.Adam([matrix], lr=_LEARNING_RATE)
     warm_up = max(1, steps // 10)

@@ -56,10 +56,7 @@ SILENT = Reports()
 
 
 class _ProgressLine(TrainerCallback):
-    """Shows the texts that a training has read as a `Bar` with the last loss, on the first process.
-
-    `texts`: that all steps read.
-    """
+    """Shows how many of the texts that all steps read are read, as a `Bar` with the last loss, on the first process."""
 
     def __init__(self, description: str, texts: int) -> None:
         self._description, self._texts = description, texts
@@ -117,11 +114,7 @@ def trainer_settings(
     use_cpu: bool,
     reports: Reports = SILENT,
 ) -> dict[str, Any]:
-    """Return the trainer arguments that all our trainings share: a loss and a checkpoint every tenth, two checkpoints kept.
-
-    `bf16`: compute in bfloat16 if the device has instructions for it; `use_cpu`: train on the CPU; otherwise the
-    trainer chooses the device.
-    """
+    """Return the trainer arguments that all our trainings share: a loss and a checkpoint every tenth, two checkpoints kept."""
     return {
         "output_dir": str(work_folder),
         "num_train_epochs": epochs,
@@ -141,11 +134,7 @@ def trainer_settings(
 
 
 def run_trainer(trainer: Any, description: str, work_folder: Path, texts: int) -> None:
-    """Train with our progress bar; resumes from the last checkpoint in `work_folder`, if there is one.
-
-    `trainer`: of transformers or sentence-transformers, with `trainer_settings`; `texts`: that all steps read, for the
-    bar.
-    """
+    """Train with a bar of the texts that all steps read; resumes from the last checkpoint in `work_folder`, if there is one."""
     progress_line = _ProgressLine(description, texts)
     trainer.remove_callback(PrinterCallback)  # prints dictionaries
     trainer.add_callback(progress_line)

@@ -159,10 +159,7 @@ def train_encoder(
     seed: int = 0,
     bf16: bool = False,
 ) -> None:
-    """Train an encoder in place; resumes from the last checkpoint in `work_folder`, if there is one.
-
-    `rows`: from `contrastive_rows`; `bf16`: compute in bfloat16 if the device has instructions for it.
-    """
+    """Train an encoder in place on `contrastive_rows`; resumes from the last checkpoint in `work_folder`, if there is one."""
     if config.loss == "none":
         return
     # 1) Settings.

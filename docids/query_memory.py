@@ -96,7 +96,7 @@ class Share(NamedTuple):
     means: Floats  # [taken] mean cosine of the earlier queries of each document that has some; see `QueryMemory.taken`
 
 
-class _Taken(NamedTuple):
+class Taken(NamedTuple):
     """The documents with pairs that take part."""
 
     rows: Rows  # [taken] ascending
@@ -272,9 +272,8 @@ class QueryMemory:
 
     def published(self, *, words: bool) -> "QueryMemory":
         """Return the pairs that take part, without texts and key, with or without terms, and with times of 1970."""
-        kept = (
-            self if not len(self) or self._active is None else self._where(np.isin(np.arange(len(self)), self._active))
-        )
+        active = self._active if len(self) else None
+        kept = self if active is None else self._where(np.isin(np.arange(len(self)), active))
 
         def bare(block: Pairs) -> Pairs:
             texts, none = (np.full(len(block), own, dtype=np.object_) for own in ("", b""))
@@ -297,7 +296,7 @@ class QueryMemory:
 
     def shares(self, queries: Floats, spread: Spread) -> Iterator[Share]:
         """Yield for each query [batch, dim] the documents that have a share of it."""
-        numbers_of, counts, totals = self._taken.numbers, self._taken.counts, self._taken.totals
+        numbers_of, counts, totals = self.taken.numbers, self.taken.counts, self.taken.totals
         for places, cosines, every in self._nearest(queries):
             rows, numbers = np.unique(self._rows[places], return_inverse=True)
             kernel, belongs = _kernel(cosines / (1 - spread.cosine)), np.zeros(len(rows))
@@ -309,19 +308,13 @@ class QueryMemory:
             narrow = [own.astype(np.float32) for own in (shares, belongs, means)]
             yield Share(rows.astype(np.int64), narrow[0], narrow[1], float(cosines.max()), narrow[2])
 
-    @property
-    def taken(self) -> tuple[Rows, Floats]:
-        """Return the rows [taken], ascending, of the documents with pairs that take part, and how much these count [taken]."""
-        return self._taken.rows, self._taken.totals
-
     @cached_property
-    def _taken(self) -> "_Taken":
+    def taken(self) -> Taken:
+        """The documents with pairs that take part."""
         active = slice(None) if self._active is None else self._active
         rows, numbers = np.unique(self._rows[active], return_inverse=True)
         counts = np.log2(1 + self._counts[active]).astype(np.float32)
-        return _Taken(
-            rows.astype(np.int64), numbers, counts, np.bincount(numbers, counts, len(rows)).astype(np.float32)
-        )
+        return Taken(rows.astype(np.int64), numbers, counts, np.bincount(numbers, counts, len(rows)).astype(np.float32))
 
     def term_counts(self, terms: Sequence[str], rows: Rows) -> Floats:
         """[terms, n] how many earlier queries of documents [n], by their rows, have each of some terms.
@@ -339,7 +332,7 @@ class QueryMemory:
 
     def _pairs_of(self, rows: Rows) -> tuple[Ints, Ints]:
         """Return the numbers of the pairs of documents [n] that take part, and which of the documents each is of."""
-        taken = self._taken.rows
+        taken = self.taken.rows
         at = np.minimum(np.searchsorted(taken, rows), max(len(taken) - 1, 0))
         which = np.flatnonzero(taken[at] == rows) if len(taken) else _NONE
         order, starts = self._order
@@ -350,7 +343,7 @@ class QueryMemory:
     @cached_property
     def _order(self) -> tuple[Ints, Ints]:
         """The numbers, among the pairs that take part, of those of each document in turn, and [taken + 1] where these begin."""
-        numbers = self._taken.numbers
+        numbers = self.taken.numbers
         return np.argsort(numbers, kind="stable"), np.append(0, np.cumsum(np.bincount(numbers)))
 
     def earlier(self, query: Floats, row: int) -> list[Earlier]:

@@ -109,10 +109,8 @@ class DocidTree:
         """[N] what is taken from the dense score at each docid position, by the pieces of its document; None if nothing is."""
         if not self.piece_cost or self.most_places == 1:
             return None
-        costs = np.append(self.piece_cost * np.log2(self.place_counts), 0.0).astype(
-            np.float32
-        )  # the last for free places
-        return costs[self.doc_rows]
+        costs = np.append(self.piece_cost * np.log2(self.place_counts), 0.0)  # the last for free places
+        return costs.astype(np.float32)[self.doc_rows]
 
     @cached_property
     def levels(self) -> list[slice]:
@@ -183,12 +181,8 @@ class DocidTree:
     def parents(self) -> Ints:
         """[I + N] parent of each node, -1 for the root."""
         parents = np.full(self.num_inner + self.num_places, -1, dtype=np.int32)
-        digits = np.arange(self.num_children.sum()) - np.repeat(
-            np.cumsum(self.num_children) - self.num_children, self.num_children
-        )
-        parents[np.repeat(self.first_child, self.num_children) + digits] = np.repeat(
-            np.arange(self.num_inner), self.num_children
-        )
+        children = ranges(self.first_child, self.num_children)
+        parents[children] = np.repeat(np.arange(self.num_inner), self.num_children)
         return parents
 
     @cached_property
@@ -267,10 +261,9 @@ class DocidTree:
         return [(start, end) if count > 1 else None for (start, end), count in pairs]
 
     def stored_as(self, config: VectorsConfig) -> "DocidTree":
-        """Return the tree with its vectors kept otherwise."""
+        """Return the tree with its vectors kept otherwise, and with codes to search them by if they are many."""
         centroids, embeddings = (Vectors.from_array(own, config.kind) for own in (self.centroids, self.embeddings))
-        needs_codes = config.code_bytes or len(self.embeddings) > LARGE
-        codes = Vectors.search_codes(self.embeddings, config.code_bytes) if needs_codes else None
+        codes = Vectors.search_codes(self.embeddings) if len(self.embeddings) > LARGE else None
         return replace(self, centroids=centroids, embeddings=embeddings, codes=codes)
 
     def save(self, path: Path) -> None:
@@ -443,40 +436,3 @@ def first_of_highest(scores: Floats, counts: NDArray[np.integer]) -> NDArray[np.
     starts = counts.cumsum() - counts
     highest = np.flatnonzero(scores == np.repeat(np.maximum.reduceat(scores, starts), counts))
     return np.asarray(highest[np.searchsorted(highest, starts)])
-
-
-def diagnostics(tree: DocidTree, collisions: int = 0) -> dict[str, object]:
-    """Return measures of how evenly a tree codes its documents.
-
-    fill: the mean fan-out of a level as a share of the largest; entropy: of a level's digit given its node, as a share of the
-    entropy of a uniform choice; `collisions`: documents that only the last digit distinguishes from an earlier one.
-    """
-    ends = [tree.num_children[level][tree.first_child[level] >= tree.num_inner].sum() for level in tree.levels]
-    return {
-        "documents": tree.num_rows,
-        "docids": tree.num_places,
-        "inner_nodes": tree.num_inner,
-        "depth": tree.depth,
-        "depth_histogram": {length: int(count) for length, count in enumerate(ends, start=1) if count},
-        "mean_fan_out": [round(float(tree.num_children[level].mean()), 2) for level in tree.levels],
-        "fill": [
-            round(float(tree.num_children[level].mean() / tree.num_children[level].max()), 4) for level in tree.levels
-        ],
-        "entropy": [round(_entropy(tree, level), 4) for level in tree.levels],
-        "collisions": collisions,
-    }
-
-
-def _entropy(tree: DocidTree, level: slice) -> float:
-    """Return the mean over documents of H(digit | node) / log(children) at a level; 1 if all digits are equally likely."""
-    first, counts = tree.first_child[level], tree.num_children[level]
-    sizes = (tree.doc_end - tree.doc_start)[level].astype(np.float64)
-    splits = (first < tree.num_inner) & (counts > 1)
-    shares = sizes.copy()
-    if splits.any():
-        first, counts = first[splits], counts[splits]
-        children = ranges(first, counts)
-        p = (tree.doc_end[children] - tree.doc_start[children]) / np.repeat(sizes[splits], counts)
-        entropies = np.add.reduceat(-p * np.log(p), counts.cumsum() - counts)
-        shares[splits] *= entropies / np.log(counts)
-    return float(shares.sum() / sizes.sum())

@@ -12,7 +12,7 @@ import faiss as library
 import numpy as np
 from numpy.typing import NDArray
 
-from dsi.docids.files.declarations import Whole, settings
+from dsi.docids.files.declarations import settings
 from dsi.docids.files.reading import is_finite
 from dsi.docids.files.storage import scratch_blocks
 from dsi.docids.types import Floats, Ints, Numbers
@@ -50,9 +50,6 @@ class VectorsConfig:
 
     kind: VectorKind = "float32"
     """"float32", or "int8": one byte a dimension. Scores are those of the vectors as they are kept."""
-    code_bytes: Whole = 0
-    """Bytes of a vector's codes, by which a large index is searched; twice as many divide the dimension. 0 chooses: none up to
-    65,536 documents, else an eighth of the dimension, and at least 16."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,15 +159,9 @@ class Vectors:
         return cls.from_codec(vectors, Scaled.fit(vectors))
 
     @classmethod
-    def search_codes(cls, vectors: "Floats | Vectors", code_bytes: int = 0) -> "Vectors":
-        """Return codes to search vectors by, two parts a byte; 0 bytes chooses as `VectorsConfig.code_bytes` does."""
-        dim = vectors.shape[1]
-        parts = 2 * code_bytes or search_code_parts(dim)
-        if dim % parts:
-            raise ValueError(
-                f"Twice vectors.code_bytes must divide the dimension of the embeddings, {dim}, got {code_bytes}."
-            )
-        return cls.from_codec(vectors, Product.fit(vectors, parts))
+    def search_codes(cls, vectors: "Floats | Vectors") -> "Vectors":
+        """Return codes to search vectors by, two parts a byte."""
+        return cls.from_codec(vectors, Product.fit(vectors, search_code_parts(vectors.shape[1])))
 
     @classmethod
     def from_codec(cls, vectors: "Floats | Vectors", codec: Scaled | Product) -> "Vectors":
@@ -347,7 +338,7 @@ def reads_all(candidates: int, vectors: int, batch: int, *, decoded: bool = Fals
 
 
 def search_code_parts(dim: int) -> int:
-    """Return the default number of parts of search codes."""
+    """Return the number of parts of search codes."""
     enough = min(dim, max(_PARTS, dim // _PART))
     return next(n for n in range(enough, dim + 1) if dim % n == 0)
 

@@ -54,17 +54,11 @@ def overlap_splits(qrels: Qrels, train_documents: Collection[str]) -> Splits:
 
 @dataclass(frozen=True)
 class SystemResult:
-    """One row of a table.
+    """One row of a table."""
 
-    Attributes:
-        name: of the system.
-        values: {measure: {query_id: value}}.
-        settings: shown beside the measures.
-    """
-
-    name: str
-    values: dict[str, dict[str, float]]
-    settings: dict[str, Any]
+    name: str  # of the system
+    values: dict[str, dict[str, float]]  # {measure: {query_id: value}}
+    settings: dict[str, Any]  # shown beside the measures
 
     def means(self, splits: Splits) -> dict[str, dict[str, float]]:
         """Return {split: {measure: mean, in percent}}; NaN for a split without queries."""

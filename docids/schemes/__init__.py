@@ -198,9 +198,8 @@ def pad_paths(paths: Sequence[Sequence[int]]) -> Ints:
     numbers = []
     for document, path in enumerate(paths):
         try:
-            numbers.append(
-                np.fromiter(map(index, path), np.int64)
-            )  # a cast would cut 0.9 to 0 and read "12" as a number
+            # a cast would cut 0.9 to 0 and read "12" as a number
+            numbers.append(np.fromiter(map(index, path), np.int64))
         except (TypeError, OverflowError):
             values = path.tolist() if isinstance(path, np.ndarray) else path
             raise ValueError(

@@ -97,18 +97,11 @@ def _split_all(
     points, processes = documents.embeddings, documents.processes
     large = [together is not None and int(group.sizes[-1]) > BLOCK for group in groups]
     small = [group for group, is_large in zip(groups, large, strict=True) if not is_large]
-    labels = iter(
-        processes.map(
-            split,
-            small,
-            lambda group: (
-                MatrixRows(points, doc_rows[group.positions]),
-                group.sizes,
-                documents.config,
-                documents.seed,
-            ),
-        )
-    )
+
+    def read(group: _Clusters) -> tuple[MatrixRows, Numbers, DocidsConfig, int]:
+        return MatrixRows(points, doc_rows[group.positions]), group.sizes, documents.config, documents.seed
+
+    labels = iter(processes.map(split, small, read))
     return [
         together(points, doc_rows[group.positions], documents) if together and is_large else next(labels)
         for group, is_large in zip(groups, large, strict=True)

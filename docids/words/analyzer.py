@@ -224,9 +224,8 @@ def _stemmer(language: str) -> Any:
     """Return this thread's stemmer of a language; a stemmer serves one thread."""
     stemmers: dict[str, Any] = _STEMMERS.__dict__
     if language not in stemmers:
-        stemmers[language] = Stemmer.Stemmer(
-            language, 0
-        )  # its own cache counts words, however long; the analyzer has one
+        # its own cache counts words, however long; the analyzer has one
+        stemmers[language] = Stemmer.Stemmer(language, 0)
     return stemmers[language]
 
 

@@ -38,8 +38,6 @@ def occurrences(text: str, language: str, wanted: Set[str]) -> list[Occurrence]:
 
     >>> [tuple(own) for own in occurrences("Rivers of Peru", "english", {"river", "peru"})]
     [(0, 6, ('river',)), (10, 14, ('peru',))]
-
-    `language`: of the `Analyzer` that makes terms.
     """
     found, known = list[Occurrence](), _chunks(language)
     spaced = LARGE_NUMBER.findall(text) if any(map(str.isdigit, wanted)) else ()

@@ -167,9 +167,7 @@ class TermScorer:
 
         Of long lists only the highest weights are read. A document's score is at most the sum of the weights that were read of
         it and, for lists in which it was not found, of the weights at which reading ended (Fagin's threshold algorithm). The
-        documents with the highest bounds are scored completely.
-
-        `allowed`: [documents] True at those that may be returned; all by default.
+        documents with the highest bounds, of those `allowed` [documents], are scored completely.
         """
         terms, budget = _merge_repeats(terms), max(_BUDGET, _PER_DOCUMENT * count)
         if allowed is not None:

@@ -2,9 +2,7 @@
 
 from typing import Any, ClassVar, Self
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers import AutoConfig, T5Config, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5PreTrainedModel, T5Stack
 
@@ -146,18 +144,9 @@ def _t5(name: str, local: bool) -> Any:
         return T5ForConditionalGeneration.from_pretrained(name, dtype=torch.float32, local_files_only=local)
 
     try:
-        return load_complete(load, _decoded)
+        return load_complete(load, part="decoder.")
     except ValueError as error:
         raise ValueError(f"generator.decoder {name!r} cannot be used, because {error}.") from None
-
-
-@torch.no_grad()
-def _decoded(model: Any) -> NDArray[np.float32]:
-    """[1, 4, width] what a T5's decoder makes of four vectors, beside three states."""
-    states = torch.linspace(-1, 1, 7 * model.config.d_model).view(1, 7, -1)
-    output = model.decoder(inputs_embeds=states[:, :4], encoder_hidden_states=states[:, 4:])
-    hidden: NDArray[np.float32] = output.last_hidden_state.numpy(force=True)
-    return hidden
 
 
 def _fresh_config(config: GeneratorConfig, width: int, settings: dict[str, Any]) -> T5Config:

@@ -16,13 +16,11 @@ A document joins the top k as soon as it is reached. The beam holds inner nodes 
 k-th document. Ties break in docid order. A document with several places scores as its best one. Knows nothing of texts.
 """
 
-import dataclasses
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -188,7 +186,7 @@ class PathEngine(Engine):
     @property
     def methods(self) -> Mapping[str, Method]:
         """The methods of search."""
-        return {"generate": BestPaths(self), "exact": AllPaths(self)}
+        return {"generate": BestPaths(self), "exact": BestPaths(self, proves=True)}
 
     def follow(self, batch: QueryBatch, request: SearchRequest, rows: Ints) -> Followed:
         """Return how the paths to documents [batch, n], rows of the document table, are scored; a filter changes no score."""
@@ -400,34 +398,52 @@ class PathEngine(Engine):
 
 
 class BestPaths(Method):
-    """The documents at the end of the best paths that a beam finds."""
+    """The documents at the end of the best paths that a beam finds; with `proves`, of all paths.
 
-    def __init__(self, search: PathEngine) -> None:
-        self.search = search
+    A query for which too few are found has its beam doubled, until there are enough or nothing is pruned; with `proves` also as
+    long as a better document may be below a node that was pruned.
+    """
+
+    def __init__(self, search: PathEngine, *, proves: bool = False) -> None:
+        self.search, self.proves = search, proves
 
     @torch.no_grad()
     def retrieve(self, batch: QueryBatch, request: SearchRequest, trace: Trace | None = None) -> SearchResult:
-        """Return the top k documents of a batch of queries.
-
-        A query for which fewer than k are found has its beam doubled, until there are k or nothing is pruned.
-        """
+        """Return the top k documents of a batch of queries."""
         search = self.search
         k = min(request.k, count_documents(search.tree, request.allowed))
         result = SearchResult.empty(len(batch.texts), k)
         width = max(request.config.beam_width, k * min(search.tree.most_places, _MOST_PLACES))
-        rows = np.arange(len(batch.texts))
-        while k and len(rows):
-            remaining = batch if len(rows) == len(batch.texts) else batch.select(rows)
-            if trace is not None:
-                trace.levels, trace.beam_width = [], width
-            descent = search.descend(search.queries(remaining, request), k, width, None, trace)
-            part = search.result(descent)
-            result.put(rows, part)
-            rows = rows[(part.counts < k) & (descent.pruned > -torch.inf).numpy(force=True)]
+        rows, levels = np.arange(len(batch.texts) if k else 0), None if self.proves else trace
+        while len(rows):
+            step = max(1, search.generator.most_nodes // width) if self.proves else len(rows)
+            parts = np.split(rows, range(step, len(rows), step))
+            rows = np.concatenate([self._descend(batch, request, result, own, width, levels) for own in parts])
             width *= 2
         if search.doc_rows is not None:
             self._score_best_places(batch, request, result)
+        if self.proves and trace is not None:
+            trace.add_documents(result.positions, result.scores, result.sources)
         return result
+
+    def _descend(
+        self, batch: QueryBatch, request: SearchRequest, result: SearchResult, rows: Ints, width: int,
+        trace: Trace | None,
+    ) -> Ints:  # fmt: skip
+        """Put what a beam finds for some queries into a result, and return the queries for which it is too narrow."""
+        search = self.search
+        if trace is not None:
+            trace.levels, trace.beam_width = [], width
+        reached = torch.from_numpy(result.scores[rows, -1]).to(search.device)  # by a narrower beam, up to rounding
+        reached = reached - _ROUNDING * (1 + reached.abs())
+        queries = search.queries(batch.select(rows), request)
+        descent = search.descend(queries, result.positions.shape[1], width, reached, trace)
+        part, pruned = search.result(descent), descent.pruned.numpy(force=True)
+        result.put(rows, part)
+        narrow = part.counts < part.positions.shape[1]
+        if self.proves:
+            narrow |= (search.score == "node") | (pruned >= part.scores[:, -1])
+        return rows[narrow & (pruned > -np.inf)]
 
     def _score_best_places(self, batch: QueryBatch, request: SearchRequest, result: SearchResult) -> None:
         """Score each answer as its document's best place, which the beam may have pruned; certified answers have it."""
@@ -441,55 +457,6 @@ class BestPaths(Method):
         places = np.where(positions < 0, -1, followed.positions)
         result.scores[rows] = np.take_along_axis(scores, order, axis=1)
         result.positions[rows] = np.take_along_axis(places, order, axis=1)
-
-
-class AllPaths(Method):
-    """The documents at the end of the best of all paths.
-
-    A beam search gives a score that k documents reach. Where scores are bounds, nodes below it are dropped, and no others.
-    """
-
-    def __init__(self, search: PathEngine) -> None:
-        self.search = search
-
-    @torch.no_grad()
-    def retrieve(self, batch: QueryBatch, request: SearchRequest, trace: Trace | None = None) -> SearchResult:
-        """Return the top k of all documents that may be returned."""
-        search = self.search
-        first = BestPaths(search).retrieve(batch, request)
-        k = first.positions.shape[1]
-        result = SearchResult.empty(len(batch.texts), k)
-        step = max(1, search.generator.most_nodes // search.tree.num_inner)
-        for start in range(0, len(batch.texts) if k else 0, step):
-            rows = np.arange(start, min(start + step, len(batch.texts)))
-            queries = search.queries(batch.select(rows), request)
-            reached = torch.from_numpy(first.scores[rows, -1]).to(search.device)
-            reached = reached - _ROUNDING * (1 + reached.abs())
-            nothing = torch.zeros(len(rows), dtype=torch.long, device=search.device)
-            whole = Descent(
-                TopDocuments.empty(len(rows), k, search.device),
-                torch.full_like(reached, -torch.inf),
-                nothing,
-            )
-            for alive in self._shares(queries.alive):
-                descent = search.descend(dataclasses.replace(queries, alive=alive), k, search.tree.num_inner, reached)
-                answers = whole.answers.merge(descent.answers.positions, descent.answers.scores, search.doc_rows)
-                whole = Descent(answers, whole.pruned, whole.read + descent.read)
-            result.put(rows, search.result(whole))
-            result.exact[rows] = True
-        if trace is not None:
-            trace.add_documents(result.positions, result.scores, result.sources)
-        return result
-
-    def _shares(self, alive: Tensor | None) -> "list[Tensor | None]":
-        """Return parts of the tree, searched one after the other: True at what may be returned in each."""
-        search, tree, most = self.search, self.search.tree, self.search.generator.most_nodes
-        if tree.num_inner <= most:
-            return [alive]
-        bounds = np.linspace(0, tree.num_places, -(-tree.num_inner // most) + 1).astype(int).tolist()
-        positions = torch.arange(tree.num_places, device=search.device)
-        allowed = torch.ones_like(positions, dtype=torch.bool) if alive is None else alive[tree.num_inner :]
-        return [search.dense.alive(allowed & (positions >= a) & (positions < b)) for a, b in pairwise(bounds)]
 
 
 def _level_trace(candidates: Beam, beam: Beam | None, answers: TopDocuments, num_inner: int) -> LevelTrace:

@@ -33,14 +33,8 @@ class ReadQueries(NamedTuple):
         real = self.mask[..., None].to(self.states.dtype)
         return (self.states * real).sum(dim=1) / real.sum(dim=1).clamp(min=1)
 
-
-class NodeCache(NamedTuple):
-    """The queries of a search, of which alone a step reads."""
-
-    queries: ReadQueries
-
     def select(self, beams: Tensor) -> None:
-        """Do nothing: a node says all of the way to it."""
+        """Do nothing, unlike a cache of digits (`Scorer`): a node says all of the way to it."""
 
 
 class NodeGenerator(Generator):
@@ -95,10 +89,10 @@ class NodeGenerator(Generator):
         return {"logits": found}
 
     @torch.no_grad()
-    def child_logits(self, tokens: Tensor, level: int, cache: NodeCache) -> Tensor:
+    def child_logits(self, tokens: Tensor, level: int, cache: ReadQueries) -> Tensor:
         """Return the logits [batch, beams, fan_out] of the children of nodes [batch, beams]; see `Scorer`."""
         known = tokens.clamp(max=len(self.first_child) - 1)
-        found = self(*cache.queries, tokens=known, depths=known, sees=known)["logits"]
+        found = self(*cache, tokens=known, depths=known, sees=known)["logits"]
         return found[..., : self.config.fan_out[level]]
 
     def child_tokens(self, parents: Tensor, digits: Tensor, level: int) -> Tensor:
@@ -106,10 +100,10 @@ class NodeGenerator(Generator):
         known = parents.clamp(max=len(self.first_child) - 1)
         return self.children_of(known)[..., digits.clamp(max=max(self.config.fan_out) - 1)]
 
-    def start(self, batch: QueryBatch) -> NodeCache:
+    def start(self, batch: QueryBatch) -> ReadQueries:
         """Put the states of a batch of queries on the device; see `Scorer`."""
         states, mask = (torch.from_numpy(array).to(self.device) for array in (batch.states, batch.mask))
-        return NodeCache(ReadQueries(states.float(), mask.bool()))
+        return ReadQueries(states.float(), mask.bool())
 
     @classmethod
     def entries(cls, config: GeneratorConfig, tree: DocidTree, numbers: Ints | None) -> dict[str, object]:

@@ -6,7 +6,6 @@ batch.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -98,11 +97,6 @@ OBJECTIVES: dict[str, type[Objective]] = {"ce": CrossEntropy}
 """The objectives of the library by name."""
 
 
-def objective_names() -> Sequence[str]:
-    """Return the names of all objectives, those of other packages last."""
-    return extensions.extension_names(extensions.OBJECTIVES, list(OBJECTIVES))
-
-
 def find_objective(name: str) -> type[Objective]:
     """Return the objective of that name: one of `OBJECTIVES`, or an entry point of another package.
 
@@ -113,9 +107,9 @@ def find_objective(name: str) -> type[Objective]:
         return OBJECTIVES[name]
     objective = extensions.load_extension(extensions.OBJECTIVES, name)
     if objective is None:
+        names = ", ".join(extensions.extension_names(extensions.OBJECTIVES, list(OBJECTIVES)))
         raise ValueError(
-            f"training.objective must be one of {', '.join(objective_names())}, got {name!r}; the objective of another package "
-            "needs that package."
+            f"training.objective must be one of {names}, got {name!r}; the objective of another package needs that package."
         )
     if not (isinstance(objective, type) and issubclass(objective, Objective)):
         raise ValueError(

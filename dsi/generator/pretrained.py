@@ -206,16 +206,11 @@ class PretrainedGenerator(TokenGenerator):
 
         The map from the encoder's space is fitted to what `forward` reads of documents, and their embeddings [documents, dim].
         """
-        means, center = np.concatenate([self._means(batch) for batch in batches]), embeddings.mean(axis=0)
-        from_center = embeddings - center
-        products = from_center.T @ from_center
-        ridge = np.float32(_RIDGE * max(np.trace(products) / len(products), 1e-6)) * np.eye(
-            len(products), dtype=np.float32
-        )
-        linear = np.linalg.solve(
-            products + ridge, from_center.T @ (means - means.mean(axis=0))
-        )  # [embedding_dim, width]
-        rows = torch.from_numpy((_cluster_means(tree) - center) @ linear + means.mean(axis=0)).float()
+        from sklearn.linear_model import Ridge
+
+        means, variance = np.concatenate([self._means(batch) for batch in batches]), embeddings.var(axis=0).mean()
+        linear = Ridge(alpha=_RIDGE * max(len(embeddings) * variance, 1e-6)).fit(embeddings, means)
+        rows = torch.from_numpy(linear.predict(_cluster_means(tree))).float()
         self.embedding.weight.copy_(rows)
         levels = [level - level.mean(dim=0) for level in rows[1:].split(self.config.fan_out)]
         outputs = torch.cat([torch.zeros_like(rows[:1]), *levels])  # a softmax does not see what siblings share
@@ -266,10 +261,11 @@ def _refusing(name: str) -> Iterator[None]:
     """Make one line of what is raised where a model cannot generate docids."""
     try:
         yield
-    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise ValueError(
-            f"generator.decoder {name!r} cannot generate docids: {reason}; name a causal or sequence-to-sequence model."
+            f"generator.decoder {name!r} cannot generate docids: {reason}; name a causal or sequence-to-sequence model, one of "
+            "attention layers alone."
         ) from None
 
 
@@ -279,13 +275,7 @@ def _load(name: str) -> tuple[PreTrainedModel, Any]:
         with quiet_transformers():
             options = {"local_files_only": is_local(name)}
             tokenizer = AutoTokenizer.from_pretrained(name, **options)
-            model = load_complete(
-                lambda: AutoModel.from_pretrained(name, dtype=torch.float32, **options).eval(), _hidden
-            )
-        if not _is_causal(model):
-            raise ValueError(
-                "it is neither causal nor sequence-to-sequence: what it reads later changes what it gave before"
-            )
+            model = load_complete(lambda: AutoModel.from_pretrained(name, dtype=torch.float32, **options).eval())
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
         check_tokenizer(tokenizer, model.get_input_embeddings().num_embeddings)
@@ -293,35 +283,14 @@ def _load(name: str) -> tuple[PreTrainedModel, Any]:
 
 
 @torch.no_grad()
-def _hidden(model: PreTrainedModel) -> NDArray[np.float32]:
-    """[2, 4, width] the hidden states of two short sequences that differ in their last token."""
-    embed = model.get_input_embeddings()
-    tokens = torch.tensor([[0, 1, 2, 3], [0, 1, 2, 4]]).clamp(max=embed.num_embeddings - 1)
-    if model.config.is_encoder_decoder:
-        output = model(input_ids=tokens[:1].expand(2, -1), decoder_inputs_embeds=embed(tokens), return_dict=True)
-    else:
-        output = model(inputs_embeds=embed(tokens), attention_mask=torch.ones_like(tokens), return_dict=True)
-    hidden: NDArray[np.float32] = output.last_hidden_state.float().numpy(force=True)
-    if hidden.shape[2] != embed.embedding_dim:
-        raise ValueError(f"it embeds tokens in {embed.embedding_dim} dimensions and gives {hidden.shape[2]}")
-    return hidden
-
-
-def _is_causal(model: PreTrainedModel) -> bool:
-    """True if the last token changes its own hidden state and none before."""
-    one, other = _hidden(model)
-    return bool(np.allclose(one[:3], other[:3], rtol=1e-4, atol=1e-5)) and not np.allclose(one[3], other[3])
-
-
-@torch.no_grad()
 def check_walk(generator: PretrainedGenerator, name: str) -> None:
     """Raise ValueError unless a model gives the same numbers where it reads on from keys and values as in one pass.
 
-    Its docids have two digits at least; `name`: `generator.decoder`, for the message.
+    And unless a later digit changes nothing before it. Docids have two digits at least; `name`: `generator.decoder`.
     """
     texts = ["a", "a longer text than that"]
     nothing, tokens = np.zeros((2, 0), np.float32), torch.tensor([[0, 1], [0, 1]], device=generator.device)
-    try:
+    with _refusing(name):
         cache = generator.start(QueryBatch(np.arange(2), nothing, nothing.astype(bool), nothing, texts))
         generator.child_logits(tokens[:, :1], 0, cache)
         found = generator.child_logits(tokens[:, 1:], 1, cache)[:, 0]
@@ -329,12 +298,10 @@ def check_walk(generator: PretrainedGenerator, name: str) -> None:
         read = {kind: own.to(generator.device) for kind, own in read.items()}
         depths = torch.arange(2, device=generator.device).expand(2, -1)
         sees = torch.ones(2, 2, 2, dtype=torch.bool, device=generator.device).tril()
-        whole = generator(**read, tokens=tokens, depths=depths, sees=sees)["logits"][:, 1, : found.shape[1]]
-        same = torch.allclose(found, whole, rtol=1e-3, atol=1e-3)
-    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
-        same = False
-    if not same:
-        raise ValueError(
-            f"generator.decoder {name!r} does not read on from the keys and values of a query, as a search does; name another "
-            "causal or sequence-to-sequence model, one of attention layers alone."
+        whole, other = (
+            generator(**read, tokens=own, depths=depths, sees=sees)["logits"] for own in (tokens, 2 * tokens)
         )
+        if not torch.allclose(whole[:, 0], other[:, 0], rtol=1e-4, atol=1e-5):
+            raise ValueError("it is not causal")
+        if not torch.allclose(found, whole[:, 1, : found.shape[1]], rtol=1e-3, atol=1e-3):
+            raise ValueError("its numbers are others where it reads on from the keys and values of a query")

@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import numpy as np
 import pyarrow as pa
 import torch
-from numpy.typing import NDArray
 from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
@@ -53,15 +51,14 @@ def generate_queries(
     held_out: Iterable[str] = (),
     seed: int = 0,
     device: str | None = None,
-) -> dict[str, int]:
+) -> int:
     """Write pseudo-queries, one JSON line {doc_id, queries} per document; a killed run continues where it stopped.
 
-    One that equals a held-out text (ignoring case and spacing) is dropped. Returned are the counts of this call, {"written": n,
-    "dropped": n}.
+    One that equals a held-out text (ignoring case and spacing) is dropped. Returned is how many this call wrote.
     """
     finished = _finished_documents(path)
     forbidden = {_normal(text) for text in held_out}
-    counts = {"written": 0, "dropped": 0}
+    count = 0
     path.parent.mkdir(parents=True, exist_ok=True)
     documents = documents.select_columns(list(_READ))
     if config.method == EXTRACTIVE:
@@ -72,11 +69,10 @@ def generate_queries(
     with bar, path.open("a", encoding="utf-8") as file:
         for doc_id, queries in generated:
             kept = [query for query in queries if _normal(query) not in forbidden]
-            counts["written"] += len(kept)
-            counts["dropped"] += len(queries) - len(kept)
+            count += len(kept)
             write_json_line(file, {"doc_id": doc_id, "queries": kept})
             bar.update()
-    return counts
+    return count
 
 
 def read_queries_file(path: Path) -> Iterator[tuple[str, list[str]]]:
@@ -157,7 +153,7 @@ def load_query_model(name: str, setting: str = "pseudo_queries.method") -> tuple
             raise ValueError(f"{config.model_type} reads and does not write")
         kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
         tokenizer = AutoTokenizer.from_pretrained(name, **options)
-        model = load_complete(lambda: kind.from_pretrained(name, **options), _written)
+        model = load_complete(lambda: kind.from_pretrained(name, **options))
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise FileNotFoundError(
@@ -167,15 +163,6 @@ def load_query_model(name: str, setting: str = "pseudo_queries.method") -> tuple
         tokenizer.padding_side = "left"  # it goes on where the prompt ends
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     return tokenizer, model
-
-
-@torch.no_grad()
-def _written(model: Any) -> NDArray[np.float32]:
-    """[1, 4, words] the scores of the words after each of four tokens."""
-    tokens = torch.tensor([[0, 1, 2, 3]])
-    more = {"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {}
-    scores: NDArray[np.float32] = model(input_ids=tokens, **more).logits.float().numpy(force=True)
-    return scores
 
 
 def model_queries(
@@ -217,9 +204,8 @@ def _sample(tokenizer: Any, model: Any, texts: Sequence[str], config: PseudoQuer
         texts, cut = [prompt_text(tokenizer, config.prompt, text, DOCUMENT_TOKENS) for text in texts], {}
     inputs = tokenizer(list(texts), padding=True, return_tensors="pt", **cut).to(model.device)
     inputs.pop("token_type_ids", None)
-    new = model.generate(
-        **inputs, **sampling, num_return_sequences=count, pad_token_id=tokenizer.pad_token_id
-    )  # [texts * count, tokens]
+    # [texts * count, tokens]
+    new = model.generate(**inputs, **sampling, num_return_sequences=count, pad_token_id=tokenizer.pad_token_id)
     if is_causal:
         new = new[:, inputs["input_ids"].shape[1] :]
     lines = [text.strip().partition("\n")[0].strip() for text in tokenizer.batch_decode(new, skip_special_tokens=True)]
@@ -228,10 +214,9 @@ def _sample(tokenizer: Any, model: Any, texts: Sequence[str], config: PseudoQuer
 
 def prompt_text(tokenizer: Any, prompt: str, text: str, count: int) -> str:
     """Return a prompt with the first tokens of a document, at most `count`."""
-    cut = tokenizer(
-        text, truncation=True, max_length=count, add_special_tokens=False, return_offsets_mapping=True
-    )  # [tokens, 2] characters
-    return prompt.replace("{document}", text[: max((end for _, end in cut["offset_mapping"]), default=0)])
+    cut = tokenizer(text, truncation=True, max_length=count, add_special_tokens=False, return_offsets_mapping=True)
+    ends = [end for _, end in cut["offset_mapping"]]
+    return prompt.replace("{document}", text[: max(ends, default=0)])
 
 
 def is_query(query: str, text: str) -> bool:

@@ -4,7 +4,6 @@ A block of texts (documents, train queries, …) is a folder: token states as a 
 float32 array. Knows nothing of docids or decoders.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,7 +29,8 @@ class StateCache:
         self._parts = np.repeat(np.arange(len(folders)), [len(part) for part in spans])
         self._first_rows = np.concatenate([[0], np.cumsum([len(part) for part in spans])])
         self._embeddings = [np.load(folder / "embeddings.npy", mmap_mode="r") for folder in folders]
-        self._states = [_states(folder) for folder in folders]
+        files = [np.memmap(folder / "states.f16", dtype=np.float16, mode="r") for folder in folders]
+        self._states = [file.reshape(int(own[:, 1].sum()), -1) for file, own in zip(files, spans, strict=True)]
 
     def __len__(self) -> int:
         return len(self._spans)
@@ -61,11 +61,6 @@ class StateCache:
         }
 
 
-def _states(folder: Path) -> np.ndarray:
-    width = json.loads((folder / "shape.json").read_text())["width"]
-    return np.memmap(folder / "states.f16", dtype=np.float16, mode="r").reshape(-1, width)
-
-
 def write_states(
     encoder: Encoder, kind: str, texts: Sequence[str], folder: Path, processes: Processes = ALONE
 ) -> list[Path]:
@@ -91,4 +86,3 @@ def _write_block(encoder: Encoder, kind: str, texts: Sequence[str], folder: Path
                 start += len(states)
         np.save(partial / "spans.npy", spans)
         np.save(partial / "embeddings.npy", embeddings)
-        (partial / "shape.json").write_text(json.dumps({"width": encoder.state_dim}))

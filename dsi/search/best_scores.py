@@ -24,19 +24,12 @@ _CHANGED = 0.1
 
 @dataclass(frozen=True)
 class BestScores:
-    """How the best scores of questions are distributed.
+    """How the best scores of questions are distributed."""
 
-    Attributes:
-        quantiles: of the scores, ascending.
-        weights: of words, late interaction and what was learned, in the searches.
-        documents: how many there were.
-        changed: documents that updates have added or removed since.
-    """
-
-    quantiles: Annotated[tuple[FiniteFloat, ...], Len(_STEPS, _STEPS)]
-    weights: tuple[FiniteFloat, FiniteFloat, FiniteFloat]
-    documents: PositiveInt
-    changed: NonNegativeInt = 0
+    quantiles: Annotated[tuple[FiniteFloat, ...], Len(_STEPS, _STEPS)]  # ascending
+    weights: tuple[FiniteFloat, FiniteFloat, FiniteFloat]  # of words, late interaction and what was learned
+    documents: PositiveInt  # how many there were
+    changed: NonNegativeInt = 0  # that updates have added or removed since
 
     @classmethod
     def from_scores(cls, scores: Floats, request: SearchRequest, documents: int) -> Self | None:

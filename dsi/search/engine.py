@@ -38,9 +38,8 @@ class Followed(NamedTuple):
     """How the paths to some documents are scored."""
 
     positions: Ints  # [batch, n] docid positions of their best places
-    nodes: (
-        Floats  # [batch, n, depth] score of the node at each level of the path, last the document's; NaN past the end
-    )
+    # [batch, n, depth] score of the node at each level of the path, last the document's; NaN past the end
+    nodes: Floats
     parts: dict[str, Floats]  # {name: [batch, n]} what the parts of the document's score contribute
 
     @property
@@ -50,18 +49,9 @@ class Followed(NamedTuple):
 
 
 class Engine(ABC):
-    """Searches one index at one moment.
+    """Searches one index at one moment: its docids, BM25 if it has it, and what users took for earlier queries."""
 
-    Args:
-        tree: the docids.
-        lexical: BM25 of the documents; None if the index has none.
-        memory: what users took for earlier queries.
-
-    Attributes:
-        has_generator: whether a generator scores nodes, and so paths of docids; else vectors score nodes and documents.
-    """
-
-    has_generator: ClassVar[bool]
+    has_generator: ClassVar[bool]  # whether one scores nodes and paths of docids; else vectors do, and score documents
 
     def __init__(self, tree: DocidTree, lexical: BM25 | None = None, memory: QueryMemory | None = None) -> None:
         self.tree, self.lexical = tree, lexical
@@ -128,9 +118,6 @@ class Engine(ABC):
 
         A query whose vectors are not finite has an empty answer, which is not exact; a line names it. `method` takes the place
         of the request's, for measurements; `trace` receives how the search came about, for one query.
-
-        Raises:
-            ValueError: extra_scores of another shape, or scores that overflow.
         """
         self._check_extra_scores(encoded, request)
         encoded, refused = encoded.cleaned()
@@ -181,10 +168,7 @@ class Engine(ABC):
         self, encoded: EncodedQueries, request: SearchRequest, candidates: Sequence[Sequence[int]]
     ) -> Sequence[Sequence[int]]:
         """Return the candidates that filters let through; an empty query has none."""
-        allowed = np.ones(self.tree.num_rows, dtype=bool)
-        if request.allowed is not None:
-            allowed[:] = False
-            allowed[self.tree.doc_rows[request.allowed]] = True
+        allowed = permitted(request.allowed, self.tree)
         asked = zip(encoded.texts, candidates, strict=True)
         return [[row for row in rows if allowed[row]] if query.strip() else [] for query, rows in asked]
 
@@ -239,6 +223,14 @@ def count_documents(tree: DocidTree, allowed: Bools | None) -> int:
     return len(np.unique(tree.doc_rows[allowed]))
 
 
+def permitted(allowed: Bools | None, tree: DocidTree) -> Bools:
+    """[documents] True at those that may be returned; `allowed`: [places] True at those, None for all."""
+    rows = np.full(tree.num_rows, allowed is None)
+    if allowed is not None:
+        rows[tree.doc_rows[allowed]] = True
+    return rows
+
+
 def restricted(request: SearchRequest, tree: DocidTree, documents: Bools) -> SearchRequest:
     """Return a request for some documents alone, [documents] True, of those that it lets through."""
     allowed = np.asarray(documents[tree.doc_rows] & (tree.doc_rows >= 0))  # [places]
@@ -251,11 +243,7 @@ class Generator(Protocol):
     def engine(
         self, encoder: TextEncoder, tree: DocidTree, lexical: BM25 | None, memory: QueryMemory, dtype: str
     ) -> Engine:
-        """Return what searches an index with this generator, which moves to the encoder's device.
-
-        Raises:
-            ValueError: it was trained for other docids, or an encoder with states of another width.
-        """
+        """Return what searches an index with this generator, which moves to the encoder's device; refuses other docids."""
 
     def save_pretrained(self, save_directory: str) -> Any:
         """Write it into a folder."""

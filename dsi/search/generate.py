@@ -100,7 +100,7 @@ class VectorEngine(Engine):
         By margin and number of their earlier queries n, as n / (n + 16), dense scores move towards the mean of those.
         `weights`: [batch] of the memory, less where the encoder reads less of a query.
         """
-        rows, counts = self.memory.taken
+        rows, counts = self.memory.taken.rows, self.memory.taken.totals
         pull = EARLIER_VECTORS * counts / (counts + OWN_TEXT)
         found, by, means = [], list[Floats](), list[Floats]()
         for row, own in enumerate(self.memory.shares(scores.queries, self.spread)):
@@ -246,18 +246,15 @@ class Generate(Method):
     def __init__(self, engine: VectorEngine) -> None:
         self.engine = engine
 
-    def retrieve(
-        self, batch: QueryBatch, request: SearchRequest, trace: Trace | None = None, *, walks: bool = True
-    ) -> SearchResult:
+    def retrieve(self, batch: QueryBatch, request: SearchRequest, trace: Trace | None = None) -> SearchResult:
         """Return the top k documents that are found.
 
-        A query for which fewer than k are found has its beam doubled, until there are k or nothing is pruned. `walks` = False
-        takes candidates by words and extra_scores alone, a control for measurements.
+        A query for which fewer than k are found has its beam doubled, until there are k or nothing is pruned.
         """
         with one_thread():  # its products are small; so 2 threads answer in a third of the time
-            return self._retrieve(batch, request, trace, walks)
+            return self._retrieve(batch, request, trace)
 
-    def _retrieve(self, batch: QueryBatch, request: SearchRequest, trace: Trace | None, walks: bool) -> SearchResult:
+    def _retrieve(self, batch: QueryBatch, request: SearchRequest, trace: Trace | None) -> SearchResult:
         search = _Search(self.engine, batch, request)
         result = SearchResult.empty(len(batch.texts), search.k)
         rows, width = list(range(len(batch.texts) if search.k else 0)), request.config.beam_width
@@ -265,19 +262,16 @@ class Generate(Method):
             if search.few is not None:
                 reached = [Reached(_NO_NODES, pruned=False, read=0)] * len(rows)
                 gathered = search.sources.outright(rows, search.few)
-            elif walks:
+            else:
                 reached = search.walk(rows, width, trace)
                 gathered = search.sources.gather(rows, [end.nodes for end in reached])
-            else:
-                reached = [Reached(_NO_NODES, pruned=True, read=0)] * len(rows)
-                gathered = search.sources.gather(rows, [_NO_NODES] * len(rows))
             pools = search.rescore(rows, gathered)
             short = []
             for row, end, pool in zip(rows, reached, pools, strict=True):
                 search.put(result, row, end, pool)
                 if trace is not None:
                     trace.add_documents(pool.positions[None], pool.scores[None], pool.sources[None])
-                if walks and end.pruned and len(pool.positions) < search.k:
+                if end.pruned and len(pool.positions) < search.k:
                     short.append(row)
             rows = short
             width *= 2
@@ -334,14 +328,3 @@ class _Search:
         proven = not reached.pruned and result.scores[row, -1] >= pool.bound
         result.exact[row] = proven or len(pool.positions) == self.documents
         result.read[row] += reached.read
-
-
-class WordsOnly(Method):
-    """The best by words alone, ranked by the document score: a control, to measure what the walk earns."""
-
-    def __init__(self, engine: VectorEngine) -> None:
-        self.generate = Generate(engine)
-
-    def retrieve(self, batch: QueryBatch, request: SearchRequest, trace: Trace | None = None) -> SearchResult:
-        """Return the top k of the documents that words find."""
-        return self.generate.retrieve(batch, request, trace, walks=False)

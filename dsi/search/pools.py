@@ -14,6 +14,7 @@ import numpy as np
 from dsi.docids.files.threads import one_thread
 from dsi.docids.tree import DocidTree, pad, ranges
 from dsi.docids.types import Bools, Floats, Ints
+from dsi.search.engine import permitted
 from dsi.search.lists import ListedDocuments
 from dsi.search.results import EXTRA, MEMORY, WALK, WORDS, SearchResult
 from dsi.search.scores import ROUNDING, DocumentScores
@@ -122,10 +123,8 @@ class PoolSources(Sources):
         allowed: Bools | None, occupied: Bools | None,
     ) -> None:  # fmt: skip
         self.tree, self.listed, self.scores, self.count = tree, listed, scores, count
-        self._allowed, self._allowed_rows = occupied if allowed is None else allowed, None
-        if allowed is not None:
-            self._allowed_rows = np.zeros(tree.num_rows, dtype=bool)
-            self._allowed_rows[tree.doc_rows[allowed]] = True
+        self._allowed = occupied if allowed is None else allowed
+        self._allowed_rows = None if allowed is None else permitted(allowed, tree)
 
     def outright(self, rows: Sequence[int], documents: Ints) -> list[Pool]:
         """As in `Sources`."""

@@ -27,30 +27,18 @@ _NOTHING = "?"
 
 
 class QueryBatch(NamedTuple):
-    """A batch of encoded queries.
+    """A batch of encoded queries."""
 
-    Attributes:
-        rows: [n] their indices among all queries of the call.
-        states: [n, length, state_dim] token states.
-        mask: [n, length] True at real tokens.
-        embeddings: [n, embedding_dim].
-        texts: the queries, without the encoder's prompt.
-        words: [n, length] True at real tokens that are not special ones; all real tokens by default.
-        read: the queries as models read them: cut at `encoder.query_length`, and a mark in place of an empty one; by default
-            `texts`.
-        has_texts: False for vectors that came without texts, which are "" then.
-        shares_read: [n] how much of each the encoder reads, between 0 and 1; None where that is not known.
-    """
-
-    rows: Ints
-    states: Floats
-    mask: Bools
-    embeddings: Floats
-    texts: list[str]
-    words: Bools | None = None
+    rows: Ints  # [n] their indices among all queries of the call
+    states: Floats  # [n, length, state_dim] token states
+    mask: Bools  # [n, length] True at real tokens
+    embeddings: Floats  # [n, embedding_dim]
+    texts: list[str]  # the queries, without the encoder's prompt
+    words: Bools | None = None  # [n, length] True at real tokens that are not special ones; all real tokens by default
+    # as models read them: cut at `encoder.query_length`, and a mark in place of an empty one; by default `texts`
     read: Sequence[str] = ()
-    has_texts: bool = True
-    shares_read: Floats | None = None
+    has_texts: bool = True  # False for vectors that came without texts, which are "" then
+    shares_read: Floats | None = None  # [n] how much of each the encoder reads, from 0 to 1; None if that is not known
 
     def select(self, which: Ints) -> "QueryBatch":
         """Return the queries at the indices `which`."""
@@ -82,15 +70,10 @@ class QueryBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class EncodedQueries:
-    """Encoded queries, to be searched with any options.
+    """Encoded queries, to be searched with any options."""
 
-    Attributes:
-        query_ids: in the order of the call; "0", "1", … for queries without ids.
-        batches: the queries, grouped by length.
-    """
-
-    query_ids: list[str]
-    batches: list[QueryBatch]
+    query_ids: list[str]  # in the order of the call; "0", "1", … for queries without ids
+    batches: list[QueryBatch]  # the queries, grouped by length
 
     @property
     def count(self) -> int:
@@ -158,18 +141,7 @@ def not_finite(query: str) -> str:
 def encode_queries(
     encoder: TextEncoder, queries: Queries, *, batch_size: int = 32, show_progress: bool = False
 ) -> EncodedQueries:
-    """Encode queries, in batches of similar length.
-
-    Args:
-        encoder: the index's encoder.
-        queries: texts, {query_id: text}, or records or a table with an id and a text.
-        batch_size: queries that are searched together.
-        show_progress: show a progress bar.
-
-    Raises:
-        TypeError: queries are neither a list of texts nor a mapping.
-        ValueError: a query is not a text.
-    """
+    """Encode queries, in batches of similar length; `batch_size` of them are searched together."""
     return encode_texts(encoder, *ids_and_texts(queries), batch_size, show_progress)
 
 
@@ -213,11 +185,7 @@ def _encoded(encoder: TextEncoder, texts: Sequence[str], counts: Ints) -> Encode
 
 
 def given_vectors(embeddings: NDArray[Any] | None, encoder: TextEncoder) -> EncodedQueries:
-    """Return vectors [queries, dim] as encoded queries without texts.
-
-    Raises:
-        ValueError: they are not finite numbers, or not as many a query as the encoder's.
-    """
+    """Return vectors [queries, dim] as encoded queries without texts."""
     vectors, dim = np.asarray(embeddings), encoder.embedding_dim
     if vectors.ndim != 2 or vectors.shape[1] != dim or vectors.dtype.kind not in "fiu":
         raise ValueError(
@@ -236,11 +204,7 @@ def given_vectors(embeddings: NDArray[Any] | None, encoder: TextEncoder) -> Enco
 def encoded_queries(
     encoder: TextEncoder, queries: Queries | EncodedQueries, *, show_progress: bool = False
 ) -> EncodedQueries:
-    """Encode several queries, unless they are encoded already.
-
-    Raises:
-        TypeError: the queries are one text.
-    """
+    """Encode several queries, unless they are encoded already."""
     if isinstance(queries, EncodedQueries):
         return queries
     if isinstance(queries, str):
@@ -249,11 +213,7 @@ def encoded_queries(
 
 
 def encoded_query(encoder: TextEncoder, query: str | EncodedQueries, call: str) -> EncodedQueries:
-    """Encode one query of a call, unless it is encoded already.
-
-    Raises:
-        ValueError: there are several, or it is empty.
-    """
+    """Encode one query of a call, unless it is encoded already; refuses several, and an empty one."""
     encoded = encoded_queries(encoder, query if isinstance(query, EncodedQueries) else [query])
     if encoded.count != 1:
         raise ValueError(f"{call}() takes one query, got {encoded.count}.")
@@ -263,12 +223,7 @@ def encoded_query(encoder: TextEncoder, query: str | EncodedQueries, call: str) 
 
 
 def ids_and_texts(queries: Queries) -> tuple[list[str], list[str]]:
-    """Return query_ids and texts, checked; a line counts empty ones.
-
-    Raises:
-        TypeError: queries are neither a list, a series, records, a table nor a mapping.
-        ValueError: an id or a query is not a text.
-    """
+    """Return query_ids and texts, checked; a line counts empty ones."""
     if isinstance(queries, list | tuple) and not any(isinstance(query, Mapping) for query in queries[:1]):
         return _numbered(queries)
     if isinstance(queries, Mapping):
@@ -287,11 +242,7 @@ def ids_and_texts(queries: Queries) -> tuple[list[str], list[str]]:
 
 
 def check_query(query_id: Any, query: Any) -> str:
-    """Return a query if it is a text that can be searched for; `query_id`: its id or place, for messages.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """Return a query if it is a text that can be searched for; `query_id`: its id or place, for messages."""
     name = f"Query {shown(query_id)}"
     if "\0" in text(query, name):
         raise ValueError(f"{name} must be a text without NUL characters, got {shown(query)}.")

@@ -19,9 +19,8 @@ class ShardError(RuntimeError):
 class SearchResult:
     """The top k documents of a batch of queries, best first."""
 
-    positions: (
-        Ints  # [batch, k] docid positions, of a document with several places its best one; -1 past the last document
-    )
+    # [batch, k] docid positions, of a document with several places its best one; -1 past the last document
+    positions: Ints
     scores: Floats  # [batch, k] document scores; -inf at position -1
     exact: Bools  # [batch] True if it is provably the top k of all documents that may be returned
     read: Ints  # [batch] how many vectors of nodes and documents were scored; with a generator, how many nodes

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsi.docids.files.threads import one_thread
-from dsi.docids.tree import DocidTree, ranges
+from dsi.docids.tree import DocidTree, first_of_highest
 from dsi.docids.types import Bools, Floats, Ints, Rows
 from dsi.docids.words.bm25 import BM25
 from dsi.docids.words.term_scores import Terms, TermScorer
@@ -61,32 +61,23 @@ def vector_weights(batch: QueryBatch, words: object) -> Floats | None:
 
 
 class DocumentScores:
-    """Scores of documents for a batch of queries.
-
-    Args:
-        tree: the docids.
-        queries: [batch, dim] embeddings.
-        lexical: scores terms; None if BM25 has no weight.
-        terms: [batch] of the queries, for `lexical`.
-        weight: of the lexical scores.
-        extra: [batch, documents] the caller's scores, in the order of the document table; None if there are none.
-        tokens: [batch] the normalised vectors [words, dim] of each query's tokens; None if late interaction has no weight.
-        token_weight: of late interaction.
-        recall: returns what earlier queries say of documents, given their scores by text; None if it takes no part.
-        shares: [batch] by which dense scores count, beside words; those of `tokens` are in their lengths. None for all of them.
-    """
+    """Scores of documents for a batch of queries."""
 
     def __init__(
         self,
         tree: DocidTree,
-        queries: Floats,
-        lexical: TermScorer | None = None,
-        terms: Sequence[Terms] = (),
-        weight: float = 0.0,
+        queries: Floats,  # [batch, dim] embeddings
+        lexical: TermScorer | None = None,  # scores terms; None if BM25 has no weight
+        terms: Sequence[Terms] = (),  # [batch] of the queries, for `lexical`
+        weight: float = 0.0,  # of the lexical scores
+        # [batch, documents] the caller's scores, by row of the document table
         extra: NDArray[np.floating] | None = None,
+        # [batch] normalised vectors [words, dim] of each query's tokens; None if late interaction has no weight
         tokens: Sequence[Floats] | None = None,
-        token_weight: float = 0.0,
+        token_weight: float = 0.0,  # of late interaction
+        # returns what earlier queries say of documents, given their scores by text; None if it takes no part
         recall: "Callable[[DocumentScores], Recalled] | None" = None,
+        # [batch] by which dense scores count, beside words; those of `tokens` are in their lengths. None for all of them
         shares: Floats | None = None,
     ) -> None:
         self.tree, self.queries = tree, queries
@@ -188,8 +179,8 @@ class DocumentScores:
             scores += self.extra[rows][:, self.tree.doc_rows]
         if self.has_memory:
             for own, (known, values) in zip(scores, self.recalled.remembered[rows], strict=True):
-                counts = self.tree.place_counts[known]
-                own[self.tree.by_row[ranges(self.tree.first_places[known], counts)]] += np.repeat(values, counts)
+                places, counts = self.tree.places_of(known)
+                own[places] += np.repeat(values, counts)
         if self.tree.num_removed:
             scores[:, self.tree.doc_rows < 0] = -np.inf
         return scores
@@ -251,12 +242,10 @@ class DocumentScores:
             return positions, self._dots(row, positions)
         if not len(rows):
             return _NONE, np.zeros(0, dtype=np.float32)
-        counts = self.tree.place_counts[rows]
-        places = self.tree.by_row[ranges(self.tree.first_places[rows], counts)]
-        scores, starts = self._dots(row, places), counts.cumsum() - counts
-        best = np.maximum.reduceat(scores, starts)
-        first = np.flatnonzero(scores == np.repeat(best, counts))  # of equal ones the first counts
-        return places[first[np.searchsorted(first, starts)]], best
+        places, counts = self.tree.places_of(rows)
+        scores = self._dots(row, places)
+        best = first_of_highest(scores, counts)
+        return places[best], scores[best]
 
     def best_by_words(
         self, row: int, count: int, allowed: Bools | None, others: Ints

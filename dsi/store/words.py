@@ -2,11 +2,9 @@
 
 from typing import Any
 
-import numpy as np
-
 from dsi.docids.files.checks import shown
 from dsi.docids.tree import DocidTree
-from dsi.search.engine import restricted
+from dsi.search.engine import permitted, restricted
 from dsi.search.hits import Answers, Hits
 from dsi.search.queries import EncodedQueries, encode_texts, ids_and_texts
 from dsi.search.request import SearchOptions, SearchRequest, request_of_each
@@ -43,10 +41,7 @@ def having_words(
         raise ValueError(
             "Quotes and minuses need texts, which this index does not keep. Run dsi update INDEX --texts COLLECTION."
         )
-    may = np.ones(len(documents), dtype=bool)
-    if request.allowed is not None:
-        may[:] = False
-        may[tree.doc_rows[request.allowed]] = True
+    may = permitted(request.allowed, tree)
     nobody = "No document" if request.allowed is None else "No document that the filter lets through"
     have = {words: may & documents.matches(pattern_of(words)) for words in asked.needed}
     for having in have.values():

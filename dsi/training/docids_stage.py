@@ -20,11 +20,10 @@ from dsi.docids.data.tables import as_table
 from dsi.docids.extensions import SCHEMES, package_of
 from dsi.docids.files.processes import ALONE, Processes
 from dsi.docids.files.reading import sha256
-from dsi.docids.files.storage import write_json
 from dsi.docids.schemes import FILE, Docids, DocidsConfig, SchemeInput
 from dsi.docids.schemes.file import read_docids, write_docids
 from dsi.docids.token_vectors import TokenVectors
-from dsi.docids.tree import DocidTree, diagnostics, piece_cost
+from dsi.docids.tree import DocidTree, piece_cost
 from dsi.docids.vectors import BLOCK, VectorsConfig
 from dsi.store.folder.writing import save_docids
 
@@ -107,7 +106,7 @@ def save_docids_stage(
     pieces: int = 1, spans: NDArray[np.int32] | None = None, tokens: TokenVectors | None = None, *,
     text_megabytes: int = 0,
 ) -> None:  # fmt: skip
-    """Write the tree of docids with the document table and diagnostics, and `docids.tsv` if the digits are other numbers.
+    """Write the tree of docids with the document table, and `docids.tsv` if the digits are other numbers.
 
     Embeddings [N, dim], tokens and spans [N, 2] (the characters of each) are of documents, or of their pieces.
     """
@@ -125,7 +124,6 @@ def save_docids_stage(
         )  # fmt: skip
         table = table.drop_columns("text")
     save_docids(tree, table, folder)
-    write_json(folder / "diagnostics.json", diagnostics(tree, docids.collisions))
     rows = np.arange(tree.num_rows) if docids.rows is None else docids.rows
     if docids.rows is not None or _are_renumbered(docids.paths, tree):
         doc_ids = documents["doc_id"][:]

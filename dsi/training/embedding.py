@@ -21,7 +21,7 @@ from dsi.contrastive.query_tokens import JudgedQueries, QueryExample, query_exam
 from dsi.contrastive.tokens import TokenHead
 from dsi.docids.data.collection import Collection
 from dsi.docids.files.processes import Processes
-from dsi.docids.files.reading import is_finite, map_tensors
+from dsi.docids.files.reading import map_tensors
 from dsi.docids.files.storage import digest, replacing, save_tensors
 from dsi.docids.token_vectors import TokenVectors
 from dsi.docids.types import Ints
@@ -128,8 +128,6 @@ def _check_given(embeddings: NDArray[Any], documents: int, encoder: Encoder) -> 
             f"embeddings must be numbers {expected}, one row a document, as wide as those of the encoder, which reads the "
             f"queries; got {embeddings.dtype} {list(embeddings.shape)}. Give the encoder that made them (encoder=…)."
         )
-    if not is_finite(embeddings):
-        raise ValueError("embeddings must be finite, and have a value that is not.")
 
 
 def pieces_line(counts: Ints) -> str:

@@ -236,11 +236,10 @@ class TrainingRun:
                 from dsi.generator.pseudo_queries import generate_queries
             work = self._stages.work("pseudo_queries", key)
             held_out = [*self.collection.query_texts("dev").values(), *self.collection.query_texts("test").values()]
-            counts = generate_queries(
+            generate_queries(
                 self.collection.documents, self.config.pseudo_queries, work / "queries.jsonl",
                 held_out=held_out, seed=self.config.seed, device=self.device,
             )  # fmt: skip
-            logger.debug("%(written)d written, %(dropped)d dropped (equal to a dev or test query)", counts)
             with self._stages.writing("pseudo_queries", key) as folder:
                 shutil.copy(work / "queries.jsonl", folder / "queries.jsonl")
 
@@ -411,7 +410,7 @@ class TrainingRun:
             encoder = Encoder.load(self.config.encoder, trained, self.device)
             if trained is None:
                 preflight.check_storable(self.config.encoder.name, encoder, self.processes)
-            preflight.check_encoder(self.config, encoder, len(self.collection.documents))
+            preflight.check_encoder(self.config, encoder)
         self._is_checked = True
 
     # Outputs of earlier stages.

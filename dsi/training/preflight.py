@@ -12,13 +12,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
-
 from dsi.config import EXTRACTIVE, Config, read_config, run_config
 from dsi.contrastive.config import FRESH
 from dsi.contrastive.encoder import Encoder
+from dsi.contrastive.model_files import file_stamp
 from dsi.contrastive.training import NO_QUERIES
-from dsi.docids.clustering import assemble
 from dsi.docids.data.collection import Collection, is_beir
 from dsi.docids.data.tables import as_table
 from dsi.docids.extensions import generator_room, import_path
@@ -26,7 +24,7 @@ from dsi.docids.files.checks import shown, user_path
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.reading import folder_sums, read_record
 from dsi.docids.files.storage import digest, replace_folder
-from dsi.docids.schemes import Docids, DocidsConfig, check_branching, find_scheme
+from dsi.docids.schemes import DocidsConfig, check_branching, find_scheme
 from dsi.store.folder.loading import load_documents
 from dsi.store.folder.manifest import PARTS, part
 from dsi.store.folder.writing import check_no_updates, generation_of
@@ -36,8 +34,6 @@ _GIVEN_ENCODER = "given_encoder"
 """Folder of a run for an encoder that came loaded."""
 logger = logging.getLogger(__name__)
 
-_FEW_VECTORS = 256
-"""Vectors that are stored on trial."""
 _NO_FOLDERS = ("none", EXTRACTIVE)
 _HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
@@ -67,17 +63,11 @@ def model_sums(config: Config, settings: Sequence[str]) -> list[str]:
     """Return a digest of each local model that some settings or sections name: it may become another under its name."""
     names = [name for setting, name in _models(config) if setting in settings or setting.partition(".")[0] in settings]
     folders = [Path(name) for name in names if name not in _NO_FOLDERS and Path(name).is_dir()]
-    return [_model_sum(folder, _stamp(folder)) for folder in folders]
-
-
-def _stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """Return what tells fast whether files have changed."""
-    found = [(str(path), path.stat()) for path in sorted(folder.rglob("*")) if path.is_file()]
-    return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in found)
+    return [_model_sum(folder, file_stamp(folder)) for folder in folders]
 
 
 @cache
-def _model_sum(folder: Path, stamp: tuple[tuple[str, int, int], ...]) -> str:
+def _model_sum(folder: Path, stamp: tuple[tuple[str, int, int, int], ...]) -> str:
     return digest(folder_sums(folder))
 
 
@@ -156,8 +146,8 @@ def _documents_of(documents: Any) -> set[tuple[str, str]]:
     return set(zip(table["doc_id"].to_pylist(), table["title"].to_pylist(), strict=True))
 
 
-def check_encoder(config: Config, encoder: Encoder, documents: int) -> None:
-    """Raise if decoder, docids or vectors do not fit the encoder."""
+def check_encoder(config: Config, encoder: Encoder) -> None:
+    """Raise if decoder or docids do not fit the encoder."""
     if config.training.train_encoder and encoder.is_static:
         raise ValueError(
             f"training.train_encoder needs a transformer, and {config.encoder.name} is a table of token vectors "
@@ -167,7 +157,6 @@ def check_encoder(config: Config, encoder: Encoder, documents: int) -> None:
         with generator_room():
             from dsi.generator.stage import check_decoder
         check_decoder(config, encoder)
-    _check_vectors(config, encoder, documents)
     if config.docid_tokenizer:
         load_tokenizer(config.docid_tokenizer)
 
@@ -183,13 +172,6 @@ def check_storable(name: str, model: Encoder, processes: Processes) -> None:
                 problem = str(error).replace(f"{folder}/", "").rstrip(".")
     if problem := processes.first(problem):
         raise ValueError(f"The model {name!r} cannot be part of an index: {problem}.")
-
-
-def _check_vectors(config: Config, encoder: Encoder, documents: int) -> None:
-    """Store a few vectors as those of the documents will be; raises what storing them would."""
-    few = min(documents, _FEW_VECTORS)
-    vectors = np.random.default_rng(0).normal(size=(few, encoder.embedding_dim)).astype(np.float32)
-    assemble(Docids.from_paths([[row] for row in range(few)]), vectors).stored_as(config.vectors)
 
 
 def with_hooks(folder: Path, name: str | Path | Config | None, hooks: Mapping[str, Any]) -> Config:

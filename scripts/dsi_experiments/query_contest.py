@@ -20,7 +20,7 @@ from scipy.special import expit
 
 from dsi.config import Config
 from dsi.docids.data.collection import Collection, read_collection
-from dsi.docids.data.dev_queries import cut_dev, relevant_documents
+from dsi.docids.data.dev_queries import cut_dev
 from dsi.docids.files.storage import digest, write_json, write_text
 from dsi.docids.query_memory import Spread, normalised
 from dsi.docids.types import Bools, Floats, Ints, Qrels
@@ -92,29 +92,6 @@ def contest_collection(collection: Collection, dev_queries: int, seed: int) -> C
         },
         versions=[*collection.versions, digest(sorted(dev))],
     )
-
-
-def thinned(collection: Collection, documents: int, seed: int) -> Collection:
-    """Return the collection with some documents: answers of test queries, then of train queries, then others, at random.
-
-    Queries keep the judgements of these documents; one without an answer among them is left out.
-    """
-    order = random.Random(seed).sample(list(collection.rows), len(collection.rows))
-    answers = [relevant_documents(collection.qrels[split].values()) for split in ("test", "train")]
-    order.sort(key=lambda doc_id: next((number for number, own in enumerate(answers) if doc_id in own), 2))
-    kept = set(order[:documents])
-    qrels = {
-        split: {
-            query_id: own
-            for query_id, judged in judgements.items()
-            if relevant_documents([own := {doc_id: grade for doc_id, grade in judged.items() if doc_id in kept}])
-        }
-        for split, judgements in collection.qrels.items()
-    }
-    train = {**qrels["train"], **(qrels["dev"] if not _has_dev(collection) else {})}
-    table = collection.documents.select([row for doc_id, row in collection.rows.items() if doc_id in kept])
-    splits = {"train": train, "dev": qrels["dev"] if _has_dev(collection) else {}, "test": qrels["test"]}
-    return Collection.from_records(table, queries=collection.queries, qrels=splits, seed=seed)
 
 
 def _has_dev(collection: Collection) -> bool:

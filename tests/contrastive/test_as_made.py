@@ -231,4 +231,4 @@ def test_a_table_of_token_vectors_cannot_be_trained_with_a_decoder(static):
     with pytest.raises(
         ValueError, match=r"training.train_encoder needs a transformer, and .* is a table of token vectors"
     ):
-        check_encoder(config, static, 100)
+        check_encoder(config, static)

@@ -28,7 +28,7 @@ SCRIPTS = {
 def reader(request, sentence_bert_folder, sentence_t5_folder):
     folder = sentence_bert_folder if request.param == "bert" else sentence_t5_folder
     encoder = Encoder.load(EncoderConfig(name=str(folder), document_prompt="passage: ", piece_length=24), device="cpu")
-    encoder.model.max_seq_length = 48
+    encoder.model.max_seq_length = encoder.max_length = 48
     return encoder
 
 
@@ -98,10 +98,10 @@ def test_pieces_grow_where_there_would_be_too_many(reader):
 
 def test_an_encoder_with_a_higher_limit_reads_longer_texts_whole(reader):
     own = dataclasses.replace(reader.config, document_length=500)
-    longer = Encoder(reader.model, own)
     text = SCRIPTS["words"] * 20
     reader.model.max_seq_length = 512
     try:
+        longer = Encoder(reader.model, own)
         assert len(longer.cut([""], [text], 100)[0].spans) == 1
         assert len(longer.cut([""], [text * 9], 100)[0].spans) > 9
     finally:

@@ -10,9 +10,9 @@ import pytest
 
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.files.processes import Processes
-from dsi.docids.tree import DocidTree, diagnostics
+from dsi.docids.tree import DocidTree
 from dsi.docids.vectors import Vectors
-from tests.support.small import complete_tree, random_tree
+from tests.support.small import random_tree
 from tests.support.trees import ROOT, shared, walk
 
 CLUSTERING = ("kmeans", "balanced", "random")
@@ -91,20 +91,6 @@ def test_token_ids_are_per_level():
     tree = random_tree(100)
     assert tree.vocab_size == 1 + sum(tree.fan_out)
     assert tree.token_offsets.tolist() == [1 + sum(tree.fan_out[:level]) for level in range(tree.depth)]
-
-
-def test_diagnostics_of_an_even_tree_and_of_a_lopsided_one():
-    even = diagnostics(complete_tree())
-    assert even["depth_histogram"] == {3: 64}
-    assert even["entropy"] == [1.0, 1.0, 1.0]
-    assert even["fill"] == [1.0, 1.0, 1.0]
-    assert even["collisions"] == 0
-    lopsided = diagnostics(
-        build_tree(np.vstack([GROUPS[:4], [[900, 900]]]), DocidsConfig(branching=2, max_leaf_size=4))
-    )
-    # 4 and 1 of 5 documents: H(0.8) = 0.7219 bits
-    assert lopsided["entropy"][0] == pytest.approx(0.7219, abs=1e-4)
-    assert lopsided["fill"] == [1.0, 0.625]  # 4 and 1 children
 
 
 def test_saved_and_loaded_is_the_same(tmp_path):

@@ -1,7 +1,6 @@
 """Documents with several docids: each is found once, by its best place, whatever the search, the filter and the updates."""
 
 import dataclasses
-import json
 import math
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from dsi.contrastive.cutting import piece_text
 from dsi.docids.clustering import DocidsConfig, assemble
 from dsi.docids.schemes import Docids, SchemeInput, make_docids
 from dsi.docids.schemes.file import read_docids, write_docids
-from dsi.docids.tree import DocidTree, diagnostics, nearest_places
+from dsi.docids.tree import DocidTree, nearest_places
 from dsi.docids.updating import add_documents, remove_documents
 from dsi.docids.vectors import VectorsConfig
 from dsi.docids.words.bm25 import BM25
@@ -56,7 +55,7 @@ def test_a_text_that_a_hundred_pieces_do_not_cover_is_cut_by_stretches_of_which_
 ):
     monkeypatch.setattr("dsi.contrastive.cutting.LONG", longest)
     monkeypatch.setattr("dsi.contrastive.cutting._STRETCH", 5000)
-    encoder.model.max_seq_length = 32
+    encoder.model.max_seq_length = encoder.max_length = 32
     (cut,) = encoder.cut(["The title"], [text], 2**16)
     assert len(cut.spans) > 100
     assert cut.is_whole
@@ -85,7 +84,7 @@ def test_a_text_that_a_hundred_pieces_do_not_cover_is_cut_by_stretches_of_which_
 )
 def test_documents_that_the_encoder_does_not_read_to_their_ends_are_counted(title, words, length, pieces, cut, encoder):
     encoder.config = dataclasses.replace(encoder.config, document_length=length)
-    encoder.model.max_seq_length = 32
+    encoder.model.max_seq_length = encoder.max_length = 32
     texts = [" ".join(["river"] * words), "short", ""]
     documents = datasets.Dataset.from_dict({"title": [title, "", ""], "text": texts})
     assert DocumentTexts(encoder, documents, pieces).count_cut == cut
@@ -275,7 +274,6 @@ def test_a_tree_knows_the_places_of_a_row_and_keeps_them_on_disk(tmp_path):
     rows = np.array([0, 0, 0, 1, 2, 2])
     tree = tree_of(rows, 0)
     assert (tree.num_rows, tree.num_places, tree.most_places) == (3, 6, 3)
-    assert diagnostics(tree)["documents"], diagnostics(tree)["docids"] == (3, 6)
     for row in range(3):
         own = np.flatnonzero(tree.doc_rows == row)
         assert tree.places_of(np.array([row]))[0].tolist() == own.tolist()
@@ -566,9 +564,8 @@ def test_an_index_of_pieces_is_trained_tuned_searched_and_updated(
     collection = dsi.read_collection(beir())
     run = TrainingRun(tmp_path / "run", collection, read_config(config), "cpu")
     run.train()
-    diagnosed = json.loads((run.folder / "docids" / "diagnostics.json").read_text())
     tree, pieces = run.tree(), DocumentTexts(run.encoder(), collection.documents, 2)
-    assert (diagnosed["documents"], diagnosed["docids"]) == (40, len(pieces)) == (tree.num_rows, tree.num_places)
+    assert (tree.num_rows, tree.num_places) == (40, len(pieces))
     assert tree.pieces == 2
     lines = (run.folder / "docids" / "docids.tsv").read_text().splitlines()
     assert [line.split("\t")[0] for line in lines] == [

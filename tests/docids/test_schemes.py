@@ -23,7 +23,7 @@ from dsi.docids.clustering import DocidsConfig, assemble, build_tree
 from dsi.docids.schemes import SCHEMES, Docids, SchemeInput, find_scheme, make_docids, scheme_names
 from dsi.docids.schemes.file import read_docids, write_docids
 from dsi.docids.schemes.lloyd import train_kmeans
-from dsi.docids.tree import DocidTree, diagnostics, places_of
+from dsi.docids.tree import DocidTree, places_of
 from dsi.docids.updating import add_documents, remove_documents
 from dsi.store.retriever import load
 from dsi.training.docids_stage import load_tokenizer
@@ -143,7 +143,7 @@ def test_any_paths_make_a_tree_whose_digits_are_ranks(given_paths):
     tree = assemble(docids, embeddings_of(len(given_paths)))
     check_walk(tree)
     distinct = len({tuple(path) for path in given_paths})
-    assert docids.collisions == len(given_paths) - distinct == diagnostics(tree, docids.collisions)["collisions"]
+    assert docids.collisions == len(given_paths) - distinct
     whole = [tuple(number for number in row if number >= 0) for row in docids.paths.tolist()]
     assert len(set(whole)) == len(whole)
     assert all(path[: len(start)] == tuple(start) for path, start in zip(whole, given_paths, strict=True))
@@ -611,10 +611,6 @@ def check_updates(folder: Path) -> None:
 @pytest.mark.parametrize("method", ["kmeans", "rq", "rkmeans", "pq"])
 def test_an_index_of_clusters_or_codes_is_trained_searched_and_updated(method, train):
     run = train(method=method, **{**OWN_SETTINGS[method], "pieces": 2 * (method == "kmeans")})
-    diagnosed = json.loads((run.folder / "docids" / "diagnostics.json").read_text())
-    assert diagnosed["documents"] == 40
-    assert len(diagnosed["fill"]) == len(diagnosed["entropy"]) == diagnosed["depth"]
-    assert (diagnosed["collisions"] > 0) == (method in QUANTIZERS)
     if method == "kmeans":  # the file says which docids the pieces of a document have
         assert run.tree().num_places > 40
         assert (run.folder / "docids" / "docids.tsv").exists()

@@ -10,7 +10,7 @@ from dsi.commands.main import main
 from dsi.docids.tree import DocidTree
 from dsi.docids.vectors import Product, Vectors, VectorsConfig
 from dsi.store.retriever import load
-from tests.support.small import random_tree
+from tests.support.small import random_tree, with_codes
 from tests.support.small_index import small_index
 
 POINTS = np.random.default_rng(0).normal(size=(300, 12)).astype(np.float32)
@@ -28,10 +28,10 @@ def test_vectors_decode_to_about_what_they_were(kind, error):
 
 
 def test_codes_to_search_by_are_half_a_byte_a_part():
-    codes = Vectors.search_codes(POINTS, code_bytes=3)
+    codes = Vectors.search_codes(POINTS)
     assert isinstance(codes.codec, Product)
-    assert codes.parts[0].shape == (300, 3)
-    theirs = faiss.ProductQuantizer(12, 6, 4)
+    assert codes.parts[0].shape == (300, 6)
+    theirs = faiss.ProductQuantizer(12, 12, 4)
     faiss.copy_array_to_vector(codes.codec.codebooks.ravel(), theirs.centroids)
     np.testing.assert_array_equal(codes[:], theirs.decode(theirs.compute_codes(POINTS)))
 
@@ -73,9 +73,13 @@ def test_rearranged_vectors_are_those_of_an_array(kind, steps, data, seed):
             np.testing.assert_allclose(vectors.dots(queries, own), products, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("config", [VectorsConfig("int8"), VectorsConfig("int8", 4), VectorsConfig("float32", 8)])
-def test_a_tree_keeps_its_vectors_on_disk(config, tmp_path):
-    tree = random_tree(400).stored_as(config)
+@pytest.mark.parametrize(
+    ("kind", "has_codes"),
+    [("int8", False), ("int8", True), ("float32", True)],
+    ids=["int8", "int8-codes", "float32-codes"],
+)
+def test_a_tree_keeps_its_vectors_on_disk(kind, has_codes, tmp_path):
+    tree = with_codes(random_tree(400), kind) if has_codes else random_tree(400).stored_as(VectorsConfig(kind))
     tree.save(tmp_path / "docids.safetensors")
     loaded = DocidTree.load(tmp_path / "docids.safetensors")
     for name in ("centroids", "embeddings", "codes"):
@@ -85,12 +89,6 @@ def test_a_tree_keeps_its_vectors_on_disk(config, tmp_path):
             assert own.dtype == other.dtype
             np.testing.assert_array_equal(own[:], other[:])
     assert loaded.fingerprint == tree.fingerprint
-
-
-def test_codes_that_cannot_be_are_refused():
-    message = "Twice vectors.code_bytes must divide the dimension of the embeddings, 32, got 32"
-    with pytest.raises(ValueError, match=message):
-        random_tree(50).stored_as(VectorsConfig("int8", 32))
 
 
 def test_values_that_would_end_the_process_are_refused():
@@ -103,8 +101,6 @@ def test_values_that_would_end_the_process_are_refused():
 def test_settings_out_of_range_are_refused():
     with pytest.raises(ValueError, match=r"vectors\.kind must be one of float32, int8, got 'int4'"):
         VectorsConfig("int4")
-    with pytest.raises(ValueError, match=r"vectors\.code_bytes must be"):
-        VectorsConfig("int8", -1)
 
 
 def test_an_index_on_disk_keeps_its_vectors_in_fewer_bytes(encoder, tmp_path, capsys):

@@ -22,7 +22,7 @@ from dsi.contrastive.encoder import Encoder
 from dsi.docids.files import checks
 from dsi.training import pipeline
 from dsi.training.pipeline import TrainingRun
-from dsi.training.preflight import check_encoder, check_settings
+from dsi.training.preflight import check_settings
 from tests.support.foreign import install
 from tests.support.small import PROMPTS
 from tests.support.tiny_settings import write_settings
@@ -38,7 +38,7 @@ NUMBERS = [
 ]
 MAY_BE_ZERO = {
     "seed", "dev_queries", "dev_untaught", "text_megabytes", "docids.branching",
-    "docids.pieces", "contrastive.negatives", "tokens.bits", "tokens.epochs", "vectors.code_bytes", "generator.num_layers",
+    "docids.pieces", "contrastive.negatives", "tokens.bits", "tokens.epochs", "generator.num_layers",
     "training.epochs", "search.alpha", "search.beta",
     "search.lexical_weight", "search.token_weight", "search.memory_weight",
 }  # fmt: skip
@@ -196,33 +196,6 @@ def test_documents_alone_take_a_config_too_and_the_encoder_stays_as_it_is(settin
     with pytest.raises(ValueError, match="There are no queries to train the encoder on"):  # where a run trains it
         TrainingRun(tmp_path / "other", collection, settings, "cpu").train()
     assert not (tmp_path / "other" / "pseudo_queries").exists()
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        ({"vectors": {"code_bytes": 32}}, ValueError, "Twice vectors.code_bytes must divide .*, 32, got 32"),
-    ],
-)
-def test_docids_or_vectors_that_do_not_fit_are_refused_before_the_encoder_is_trained(
-    changes, error, message, settings, beir, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)  # a folder without a tokenizer
-    monkeypatch.setattr(pipeline, "train_encoder", lambda *_, **__: pytest.fail("the encoder was trained"))
-    with pytest.raises(error, match=message):
-        dsi.train(dsi.read_collection(beir()), tmp_path / "run", config=settings.with_changes(changes), device="cpu")
-
-
-@pytest.mark.parametrize(
-    ("vectors", "documents", "pieces"),
-    [
-        ({"code_bytes": 8}, 100, 3),
-        ({"kind": "int8", "code_bytes": 16}, 1, 1),
-    ],
-)
-def test_vectors_that_fit_are_not_refused(vectors, documents, pieces, settings):
-    config = settings.with_changes({"vectors": vectors, "docids": {"pieces": pieces}})
-    check_encoder(config, Encoder.load(config.encoder, device="cpu"), documents)
 
 
 FRESH: dict[str, object] = {"decoder": "", "num_layers": 1}

@@ -15,7 +15,7 @@ from dsi.docids.tree import DocidTree
 from dsi.docids.updating import add_documents, remove_documents
 from dsi.docids.vectors import VectorsConfig
 from dsi.docids.words.bm25 import BM25
-from dsi.search.generate import VectorEngine, WordsOnly
+from dsi.search.generate import VectorEngine
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import EXTRA, WALK, WORDS, Trace
@@ -24,7 +24,7 @@ from dsi.search.top import best, highest, highest_and_rest
 from dsi.search.walk import NodeScores
 from tests.support import oracles
 from tests.support.cases import Case, random_memory, random_tokens, small_case, texts, token_states
-from tests.support.small import WIDTH, as_batch, random_batch, random_queries, random_tree
+from tests.support.small import WIDTH, as_batch, random_batch, random_queries, random_tree, with_codes
 
 
 def random_paths(documents: int, rng: np.random.Generator) -> np.ndarray:
@@ -58,7 +58,7 @@ def random_case(seed: int) -> Case:
         tree = replace(tree, tokens=random_tokens(tree.num_places, chance))
     kind = ["float32", "float32", "int8", "int8", "codes"][seed % 5]
     if kind == "codes":
-        tree = tree.stored_as(VectorsConfig("float32", code_bytes=WIDTH // 4))
+        tree = with_codes(tree)
     elif kind != "float32":
         tree = tree.stored_as(VectorsConfig(kind))
     held = texts(documents, rng)
@@ -234,7 +234,6 @@ def check(seed: int) -> int:
     results = {
         "exact": index.methods["exact"].retrieve(case.batch, request),
         "generate": index.methods["generate"].retrieve(case.batch, request),
-        "words": WordsOnly(index).retrieve(case.batch, request),
     }
     for name, result in results.items():
         assert result.positions.shape == (len(case.batch.texts), k), (seed, name)
@@ -415,8 +414,8 @@ def test_sources_name_what_found_a_document():
     result = case.index.methods["generate"].retrieve(case.batch, replace(case.request, k=1, extra_scores=extra))
     assert (case.tree.doc_rows[result.positions[:, 0]] == 7).all()
     assert (result.sources[:, 0] & EXTRA).all()
-    only = WordsOnly(case.index).retrieve(case.batch, replace(case.request, k=1))
-    assert (only.sources == WORDS).all()
+    by_words = case.index.methods["generate"].retrieve(case.batch, replace(case.request, k=1))
+    assert (by_words.sources & WORDS).any()
     walked = case.index.methods["generate"].retrieve(
         case.batch, replace(case.request, config=SearchConfig(beam_width=2))
     )
@@ -468,7 +467,7 @@ def test_follow_gives_node_scores_and_parts_that_add_up():
 
 def test_only_lists_of_kept_nodes_are_scanned(monkeypatch):
     rng = np.random.default_rng(0)
-    tree = random_tree(400, branching=4, leaf=8).stored_as(VectorsConfig("float32", code_bytes=WIDTH // 4))
+    tree = with_codes(random_tree(400, branching=4, leaf=8))
     index = VectorEngine(tree)
     listed = index.listed
     assert listed is not None

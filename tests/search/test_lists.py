@@ -14,7 +14,7 @@ from dsi.docids.clustering import build_tree
 from dsi.docids.schemes import DocidsConfig
 from dsi.docids.tree import DocidTree
 from dsi.docids.updating import add_documents, remove_documents
-from dsi.docids.vectors import LARGE, VectorsConfig
+from dsi.docids.vectors import LARGE, VectorKind, VectorsConfig
 from dsi.docids.words.bm25 import BM25
 from dsi.search import lists as module
 from dsi.search.generate import VectorEngine
@@ -22,14 +22,14 @@ from dsi.search.lists import InvertedLists, ListedDocuments, cell_nodes, oversam
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import SearchResult
-from tests.support.small import as_batch, random_queries, random_tree
+from tests.support.small import as_batch, random_queries, random_tree, with_codes
 
-CODES = [VectorsConfig("float32", 8), VectorsConfig("int8", 8)]
+KINDS: list[VectorKind] = ["float32", "int8"]
 WORDS = ["ab", "cd", "ef", "gh", "ij", "kl"]
 
 
-def big_tree(config: VectorsConfig, documents: int = 2000) -> DocidTree:
-    return random_tree(documents, branching=8, leaf=8).stored_as(config)
+def big_tree(kind: VectorKind = "int8", documents: int = 2000) -> DocidTree:
+    return with_codes(random_tree(documents, branching=8, leaf=8), kind)
 
 
 def query_batch(count: int, seed: int = 0) -> QueryBatch:
@@ -64,11 +64,11 @@ def test_cells_partition_the_documents():
         assert lists.nodes_of(tree).tolist() == nodes.tolist()
 
 
-@pytest.mark.parametrize("config", CODES)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("weight", [0.0, 0.4])
-def test_a_walk_that_prunes_nothing_finds_what_exact_finds(config, weight, monkeypatch):
+def test_a_walk_that_prunes_nothing_finds_what_exact_finds(kind, weight, monkeypatch):
     monkeypatch.setattr("dsi.search.generate.LARGE", 100)
-    tree, batch = big_tree(config), query_batch(5, 1)
+    tree, batch = big_tree(kind), query_batch(5, 1)
     every, found = (search(tree, batch, method, 10_000, weight) for method in ("exact", "generate"))
     np.testing.assert_allclose(found.scores, every.scores, rtol=1e-4, atol=1e-4)
     assert every.exact.all()
@@ -76,9 +76,9 @@ def test_a_walk_that_prunes_nothing_finds_what_exact_finds(config, weight, monke
     assert (found.read >= 2000).all()
 
 
-@pytest.mark.parametrize("config", CODES)
-def test_a_narrow_walk_finds_most_reads_little_and_gives_true_scores(config):
-    tree, batch = big_tree(config), query_batch(20, 2)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_narrow_walk_finds_most_reads_little_and_gives_true_scores(kind):
+    tree, batch = big_tree(kind), query_batch(20, 2)
     index = VectorEngine(tree)
     found = search(tree, batch, "generate", 40)
     true = batch.embeddings @ tree.embeddings[:].T
@@ -92,7 +92,7 @@ def test_a_narrow_walk_finds_most_reads_little_and_gives_true_scores(config):
 
 
 def test_a_filter_is_applied_inside_the_lists():
-    tree, batch = big_tree(VectorsConfig("int8", 8), 3000), query_batch(5, 3)
+    tree, batch = big_tree("int8", 3000), query_batch(5, 3)
     allowed = np.random.default_rng(0).random(3000) < 0.5  # too many to be scored outright
     found = search(tree, batch, "generate", 200, 0.4, allowed=allowed)
     assert allowed[found.positions].all()
@@ -104,9 +104,9 @@ def test_a_filter_is_applied_inside_the_lists():
     np.testing.assert_allclose(outright.scores, search(tree, batch, "exact", allowed=few, weight=0.4).scores, rtol=1e-4)
 
 
-@pytest.mark.parametrize("config", CODES)
-def test_updates_keep_the_lists_of_codes(config):
-    tree = big_tree(config)
+@pytest.mark.parametrize("kind", KINDS)
+def test_updates_keep_the_lists_of_codes(kind):
+    tree = big_tree(kind)
     kept = InvertedLists.from_tree(tree)
     rng = np.random.default_rng(7)
     for step in range(3):
@@ -124,7 +124,7 @@ def test_updates_keep_the_lists_of_codes(config):
 
 
 def test_a_tree_from_before_an_update_finds_what_the_update_removed():
-    before = big_tree(VectorsConfig("int8", 8))
+    before = big_tree("int8")
     after, batch = remove_documents(before, np.arange(1500)), query_batch(5, 1)
     search(after, batch, "generate")  # makes the lists
     every, found = (search(before, batch, method, 10_000) for method in ("exact", "generate"))
@@ -132,7 +132,7 @@ def test_a_tree_from_before_an_update_finds_what_the_update_removed():
 
 
 def test_a_query_that_is_near_nothing_and_words_that_no_document_has_get_answers():
-    tree, batch = big_tree(VectorsConfig("int8", 8)), query_batch(2, 1)
+    tree, batch = big_tree("int8"), query_batch(2, 1)
     batch.embeddings[0] = 0
     found = search(tree, batch, "generate")
     assert (found.positions >= 0).all()
@@ -179,7 +179,7 @@ def test_a_search_needs_less_memory_than_the_vectors_as_floats(tmp_path, monkeyp
     monkeypatch.setattr(vectors, "_TRAIN_VECTORS", 2560)
     points = np.random.default_rng(0).normal(size=(80_000, 256)).astype(np.float32)  # 80,000 KiB
     tree = build_tree(points, DocidsConfig(method="random", branching=64, max_leaf_size=64))
-    tree.stored_as(VectorsConfig("int8", 4)).save(tmp_path / "docids.safetensors")  # 20,000 KiB
+    tree.stored_as(VectorsConfig("int8")).save(tmp_path / "docids.safetensors")  # 20,000 KiB
     command = [sys.executable, "-c", MEASURED, str(tmp_path / "docids.safetensors")]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
@@ -194,7 +194,7 @@ def test_a_search_needs_less_memory_than_the_vectors_as_floats(tmp_path, monkeyp
 def test_more_documents_get_more_candidates_and_a_share_as_many_as_its_whole(monkeypatch):
     assert [oversampling(documents) for documents in (10, LARGE, 4 * LARGE, 100_000_000)] == [4, 4, 8, 156]
     monkeypatch.setattr(module, "LARGE", 20)
-    whole = big_tree(CODES[0])
+    whole = big_tree("float32")
     shards = pytest.importorskip("dsi.cluster.shards")
     share = shards.Share.from_tree(whole, 0, int(whole.doc_end[1])).cut(whole)
     assert share.num_places < whole.num_places
@@ -206,7 +206,7 @@ def test_a_search_scores_that_many_candidates(monkeypatch, few):
     monkeypatch.setattr(module, "LARGE", 2000 if few else 20)
     scanned, scan = [], InvertedLists.scan
     monkeypatch.setattr(InvertedLists, "scan", lambda *given: scanned.append(given[3]) or scan(*given))
-    tree = big_tree(CODES[0])
+    tree = big_tree("float32")
     batch, config = query_batch(3), SearchConfig(alpha=0.0, beam_width=10_000, candidates=20)
     found = VectorEngine(tree).methods["generate"].retrieve(batch, SearchRequest(10, config))
     assert scanned == [4 * 20 if few else 40 * 20]
@@ -216,10 +216,10 @@ def test_a_search_scores_that_many_candidates(monkeypatch, few):
 
 
 def test_squared_lengths_of_very_many_vectors_are_not_kept(monkeypatch):
-    tree = big_tree(CODES[1])
+    tree = big_tree("int8")
     kept, expected = tree.embeddings.squares(), (tree.embeddings[:] ** 2).sum(axis=1)
     assert tree.embeddings.squares() is kept
     monkeypatch.setattr(vectors, "_KEPT", 100)
-    again = big_tree(CODES[1])
+    again = big_tree("int8")
     np.testing.assert_allclose(again.embeddings.squares(), expected, rtol=1e-5)
     assert "squares" not in again.embeddings.cache

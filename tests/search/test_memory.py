@@ -70,7 +70,7 @@ def test_shares_are_those_of_the_definition(count, spread):
         belongs = [min(1, 50 * expected.get(row, (0.0, 0.0))[1]) for row in shares]
         np.testing.assert_allclose(own.belongs, belongs, atol=1e-3)
         assert own.cosine == pytest.approx(cosines.max(), abs=1e-5)
-        taken, total = memory.taken
+        taken, total = memory.taken.rows, memory.taken.totals
         assert taken.tolist() == sorted(set(rows.tolist()))
         for at, row in enumerate(taken):
             times = np.log2(1 + counts[rows == row])

@@ -28,12 +28,15 @@ class Runs(dict[str, Path]):
         own = {
             "plain": {"docids": docids},
             "places": {"docids": {**docids, "pieces": 3}},
-            "codes": {"docids": docids, "vectors": {"code_bytes": 8}},
+            "codes": {"docids": docids},
         }[name]
         encoder = {"encoder": {"name": str(self.encoder), **PROMPTS, "document_length": 16}}
         search = {"lexical_weight": 0.1, "token_weight": 0.5, "beam_width": 3, "candidates": 8}
         config = Config().without_training().with_changes({**encoder, "search": search, "dev_queries": 0, **own})
-        dsi.train(self.collection, self.folder / name, config=config, device="cpu")
+        with pytest.MonkeyPatch.context() as patch:
+            if name == "codes":
+                patch.setattr("dsi.docids.tree.LARGE", 0)
+            dsi.train(self.collection, self.folder / name, config=config, device="cpu")
         self[name] = self.folder / name
         return self[name]
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from dsi.config import GeneratorConfig
 from dsi.docids.clustering import DocidsConfig, assemble, build_tree
 from dsi.docids.schemes import Docids
 from dsi.docids.tree import DocidTree
+from dsi.docids.vectors import VectorKind, Vectors, VectorsConfig
 from dsi.docids.words.bm25 import BM25
 from dsi.search.engine import Engine
 from dsi.search.generate import VectorEngine
@@ -85,6 +87,11 @@ def thin_out(folder: Path, **steps: int) -> Path:
 def random_tree(documents: int, *, branching: int = 4, seed: int = 0, leaf: int = 4) -> DocidTree:
     points = np.random.default_rng(seed).normal(size=(documents, WIDTH)).astype(np.float32)
     return build_tree(points, DocidsConfig(branching=branching, max_leaf_size=leaf), seed=seed)
+
+
+def with_codes(tree: DocidTree, kind: VectorKind = "float32") -> DocidTree:
+    """A tree with vectors of a kind, which is searched by codes, as large ones are."""
+    return replace(tree.stored_as(VectorsConfig(kind)), codes=Vectors.search_codes(tree.embeddings))
 
 
 def complete_tree() -> DocidTree:

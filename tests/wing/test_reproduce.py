@@ -23,6 +23,7 @@ from dsi.docids.clustering import assemble
 from dsi.docids.data.collection import read_collection
 from dsi.docids.files.processes import Processes
 from dsi.docids.schemes import SchemeInput, make_docids
+from dsi.docids.tree import DocidTree
 from dsi.eval.measures import mean
 from dsi.measuring.provenance import provenance
 from dsi.search.request import SearchRequest
@@ -277,7 +278,7 @@ def test_systems_of_other_papers_are_rows_of_one_table(config, data, tmp_path):
     assert len(names) == 10
     assert records["RIPOR"]["config"]["training"]["objective"] == "ripor"
     assert records["DSI, semantic docids"]["config"]["training"]["train_encoder"]
-    depths = {json.loads(path.read_text())["depth"] for path in (output / "runs").glob("*/docids/diagnostics.json")}
+    depths = {DocidTree.load(path).depth for path in (output / "runs").glob("*/docids/docids.safetensors")}
     assert min(depths) == 1 < max(depths)  # atomic docids: every document is a child of the root
 
 

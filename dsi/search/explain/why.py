@@ -46,9 +46,8 @@ class Step(NamedTuple):
 
     digits: tuple[int, ...]
     score: float | None
-    state: (
-        str  # "kept", "pruned", "not scored" (all below the last nodes is read), "not reached"; "answer", "no answer"
-    )
+    # "kept", "pruned", "not scored" (all below the last nodes is read), "not reached"; "answer", "no answer"
+    state: str
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,15 @@
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from dsi.docids.tree import DocidTree
 from dsi.docids.updating import add_documents, remove_documents
-from dsi.docids.vectors import VectorsConfig
+from dsi.docids.vectors import Vectors, VectorsConfig
 from dsi.docids.words.bm25 import BM25
-from dsi.search.generate import VectorEngine, WordsOnly
+from dsi.search.generate import VectorEngine
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi_experiments.benchmarks.index_data import Searched
@@ -26,8 +27,8 @@ from dsi_experiments.benchmarks.index_faiss import (
     ScalarCodes,
     Search,
     System,
-    code_bytes,
 )
+from dsi_experiments.controls import WordsOnly
 
 WORDS_ONLY = "words only"
 _NARROWEST, _BEAMS, _SHARE = 5.0, 10, 8
@@ -79,8 +80,9 @@ class ExactSmall(Exact):
 
     def build(self, data: Searched) -> None:
         """Encode the vectors, and make codes to find them by."""
-        size = code_bytes(data.queries.shape[1])
-        data.tree.stored_as(VectorsConfig("int8", size)).save(data.folder / self.files[0])
+        codes = Vectors.search_codes(data.tree.embeddings)
+        tree = replace(data.tree.stored_as(VectorsConfig("int8")), codes=codes)
+        tree.save(data.folder / self.files[0])
 
 
 class Generate(Exact):

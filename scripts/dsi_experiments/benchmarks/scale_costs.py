@@ -19,7 +19,7 @@ from dsi.docids.files.storage import replacing, save_tensors, write_array, write
 from dsi.docids.tree import DocidTree
 from dsi.docids.vectors import VectorsConfig
 from dsi_experiments.benchmarks.index_data import QUERIES, Clouds
-from dsi_experiments.benchmarks.index_faiss import Floats, Ints, K, code_bytes, set_for
+from dsi_experiments.benchmarks.index_faiss import Floats, Ints, K, set_for
 from dsi_experiments.benchmarks.index_measure import BATCH, shared
 from dsi_experiments.benchmarks.index_systems import TreeSearch
 from dsi_experiments.benchmarks.memory import family_memory, private_mib, watching_memory
@@ -55,7 +55,7 @@ def build(folder: Path, processes: Processes) -> dict[str, Any]:
     with watching_memory(family_memory, _INTERVAL) as most:
         tree = build_tree(documents, DocidsConfig(), progress=True, processes=processes)
         clustered = time.perf_counter() - started
-        tree = tree.stored_as(VectorsConfig("int8", code_bytes(documents.shape[1])))
+        tree = tree.stored_as(VectorsConfig("int8"))
         with replacing(folder / INDEX) as partial:
             tree.save(partial)
     record = {

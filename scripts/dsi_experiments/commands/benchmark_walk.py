@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def walk_rows(runs: "IndexRuns", split: str, beam_widths: Sequence[int]) -> list[WalkRow]:
     """Return a row per control and beam width, of an index as it searches otherwise; the last is "exact"."""
     from dsi.eval.measures import evaluate, mean
-    from dsi.search.generate import WordsOnly
+    from dsi_experiments.controls import WordsOnly
 
     exact = runs.search(split, _K, method="exact").run
 

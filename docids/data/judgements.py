@@ -116,8 +116,8 @@ def _collected(
             judged[doc_id] = max(grade, judged[doc_id])
     if first and not qrels:
         raise ValueError(
-            f"{name}: none of its judgements is of a query of the collection (the first is of query_id {shown(first)}); add "
-            "the queries that were judged."
+            f"{name}: none of the judgements belongs to a query of the collection (the first is for query_id {shown(first)}). "
+            "Add the judged queries."
         )
     if not first and isinstance(name, Path):
         logger.warning("%s holds no judgements, at most a header.", name)

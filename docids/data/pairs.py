@@ -67,7 +67,7 @@ def _grades(record: Mapping[str, Any], source: str, find: Find, odd: Oddities) -
     for key in record.keys() - {*QUERIES, *POSITIVES, *NEGATIVES}:
         if key in _SCORES:
             raise ValueError(
-                f"{source} has the key {key!r}, but pairs have no scores; put what is not relevant into negatives."
+                f"{source} has the key {key!r}, but pairs cannot have scores. Put irrelevant documents into negatives."
             )
         odd.count(_NOT_READ, key)
     grades: dict[str, float] = {}

@@ -102,7 +102,7 @@ def add_search_options(arguments: argparse.ArgumentParser, without: Collection[s
     """Add an argument for each search option that fits on a command line, but for some."""
     from dsi.search.request import option_declarations, written_as
 
-    group = arguments.add_argument_group("search options", "the index's own by default")
+    group = arguments.add_argument_group("search options", "options that you omit keep the tuned values of the index")
     for name, option in option_declarations().items():
         if option.kind is not object and name not in without:
             metavar = written_as(name).metavar if option.default is None else None
@@ -124,8 +124,8 @@ def add_configuration(arguments: argparse.ArgumentParser, config: str) -> None:
     add = partial(arguments.add_argument, dest="settings", action="append", default=[])
     for option, name, metavar, text in (
         ("--encoder", "encoder.name", "MODEL", "a sentence-transformers model: a Hub name or a folder"),
-        ("--language", "lexical.language", "NAME", "of the documents, for stems of words; none for none"),
-        ("--pieces", "docids.pieces", "N", "of a text that are embedded one by one, at most"),
+        ("--language", "lexical.language", "NAME", 'of the documents, for stemming; "none" turns it off'),
+        ("--pieces", "docids.pieces", "N", "cut a long text into at most N pieces, each embedded by itself"),
     ):
         add(option, type=partial(_short, name), metavar=metavar, help=text)
 
@@ -174,5 +174,5 @@ def add_overwriting(arguments: argparse.ArgumentParser) -> None:
     """Add --discard-updates and --replace."""
     updated = "train again although `dsi update` changed the index since"
     arguments.add_argument("--discard-updates", action="store_true", help=updated)
-    lacking = "train although INDEX holds an index with documents that COLLECTION lacks"
+    lacking = "train even if COLLECTION lacks documents of the index in INDEX; they are lost"
     arguments.add_argument("--replace", action="store_true", help=lacking)

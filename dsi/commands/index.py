@@ -19,7 +19,7 @@ def build_parser() -> ArgumentParser:
     add = command_line.add_argument
     add("sources", nargs="+", type=source_path, metavar="SOURCE", help="files or folders of texts")
     add("run", type=output_folder, metavar="INDEX", help="folder for the index")
-    add_configuration(command_line, "a configuration: a name or a TOML file; nothing of it is trained")
+    add_configuration(command_line, "a configuration, by name or TOML file; dsi index trains none of its parts")
     given = ".npy matrix [documents, dim] of the documents' embeddings, which are then not computed"
     add("--embeddings", type=existing_file, metavar="FILE", help=given)
     add_overwriting(command_line)

@@ -15,7 +15,7 @@ def build_parser() -> ArgumentParser:
     """Return the parser of the command line."""
     command_line = parser("info", __doc__)
     add_index(command_line)
-    command_line.add_argument("--learned", action="store_true", help="list the pairs that it has learned instead")
+    command_line.add_argument("--learned", action="store_true", help="list only the pairs that the index has learned")
     return command_line
 
 

@@ -1,7 +1,7 @@
 """`dsi push`: upload an index to the Hugging Face Hub, with a model card.
 
-Uploaded is the index, not what training leaves, and no text of a learned query. Log in with `hf auth login`, or set HF_TOKEN.
-The index is then loaded by its name. From Python: `dsi.hub.push`.
+This uploads the index, but neither the other files of its training nor the texts of learned queries. Log in with `hf auth
+login`, or set HF_TOKEN. The index is then loaded by its name. From Python: `dsi.hub.push`.
 """
 
 import argparse
@@ -19,7 +19,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("name", type=_repository, metavar="USER/INDEX", help="on the Hub; made if it does not exist")
     add("--private", action="store_true", default=None, help="make a new repository private")
     add("--license", metavar="ID", help="for the card, as the Hub names it: apache-2.0, …")
-    words = "upload hashes of the words of learned queries, or not; has to be said where there are some"
+    words = "upload the hashes of learned queries' words, or keep them here; required if the index has learned any"
     add("--query-words", action=argparse.BooleanOptionalAction, help=words)
     return command_line
 

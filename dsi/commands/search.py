@@ -1,8 +1,8 @@
-"""`dsi search`: search an index, with a QUERY, with a query a line at a prompt or in a pipe, with a file of queries, or --like.
+"""`dsi search`: search an index with a QUERY, a file of queries or --like, or with queries typed or piped in, one per line.
 
 Ctrl-D leaves the prompt. A line that fails gives a message, or with --json an object with "error"; the others are answered, and
-the exit status is 2. --queries with --run writes a TREC run; with --among of the documents of anybody's run alone, by their
-document scores, of which a line counts those that the index lacks. --rerank orders the first --rerank-depth answers again.
+the exit status is 2. --queries with --run writes a TREC run. With --among it ranks only the documents of another TREC run by
+their document scores; a line counts those that the index lacks. --rerank orders the first --rerank-depth answers again.
 """
 
 import argparse
@@ -62,10 +62,12 @@ def build_parser() -> argparse.ArgumentParser:
     add("--queries", type=existing_file, metavar="FILE", help=forms)
     add("--run", type=output_file, metavar="OUT", dest="output", help="TREC run to write for --queries")
     add("--json", action="store_true", help="print one JSON object per query")
-    add("--among", type=existing_file, metavar="FILE", help="TREC run whose documents to rank for --queries")
+    add(
+        "--among", type=existing_file, metavar="FILE", help="rank only the documents of this TREC run (needs --queries)"
+    )
     add("-k", type=count, help="documents per query: 10, with --among all of them by default")
     add_rerank(command_line)
-    syntax = """take documents that have each "quote" and no -word of a query, as at the prompt"""
+    syntax = """return only documents that contain every "quoted phrase" and no -word, as at the prompt"""
     add("--syntax", action="store_true", help=syntax)
     add_search_options(command_line)
     add_device(command_line, searches=True)
@@ -79,7 +81,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if arguments.queries and (arguments.query is not None or arguments.json or arguments.syntax):
         raise ValueError("--queries writes a TREC run of plain queries; leave out QUERY, --json and --syntax.")
     if arguments.among and (not arguments.queries or arguments.rerank):
-        raise ValueError("--among ranks the documents of a run for --queries; give these, and leave out --rerank.")
+        raise ValueError(
+            "--among needs --queries and cannot be combined with --rerank. Add --queries, or remove --rerank."
+        )
     if arguments.like and (arguments.query is not None or arguments.queries or arguments.rerank):
         raise ValueError("--like takes documents as the query; leave out QUERY, --queries and --rerank.")
     arguments.k = arguments.k or (None if arguments.among else 10)

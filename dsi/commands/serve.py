@@ -3,8 +3,8 @@
 Searches that arrive together are computed together. Documents can be added and removed only with --writable and a bearer token
 in the environment variable DSI_TOKEN; the index on disk changes with that in memory. --workers starts several processes, which
 share the memory of the index. --mcp http adds /mcp, where agents find tools (Model Context Protocol); --mcp stdio serves one
-agent over standard input and output, and loads the index while it answers. SIGTERM and Ctrl-C give what has begun 5 seconds. It
-has no TLS: put a proxy in front.
+agent over standard input and output, and loads the index while it answers. After SIGTERM or Ctrl-C, running requests
+have 5 seconds to finish. It has no TLS: put a proxy in front.
 """
 
 import argparse

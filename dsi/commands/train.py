@@ -63,8 +63,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--pairs", type=existing_file, metavar="FILE", help=pairs)
     cluster = (
-        "have documents embedded and clustered by local processes (local), a Ray cluster around this process (auto), or "
-        "one at HOST:PORT; all machines see INDEX"
+        "embed and cluster documents in local processes (local), in the Ray cluster of this process (auto), or in one at "
+        "HOST:PORT; every machine must see INDEX"
     )
     add("--cluster", metavar="ADDRESS", help=cluster)
     losses = "where the losses of the trainings go; tensorboard: files in INDEX/logs"

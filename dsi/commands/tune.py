@@ -1,7 +1,7 @@
 """`dsi tune`: choose the weights and the beam of an index on dev queries, and write them to its manifest.
 
-Of an index with a generator alpha and ann_temperature are chosen together, as one means nothing without the other. From
-Python: `dsi.tune`.
+If the index has a generator, alpha and ann_temperature are chosen together, since neither means anything alone. From Python:
+`dsi.tune`.
 """
 
 from argparse import ArgumentParser

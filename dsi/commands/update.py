@@ -2,10 +2,10 @@
 
 A SOURCE is a file or a folder of `dsi index`: its new and changed files are read, those that are gone leave the index, and
 nothing else is touched. With --add, files of any kind that `dsi index` reads add documents, searchable at once. A document that
-is both removed and added is replaced. --learn takes the documents that users took for their queries, and --forget takes that
-back; --since and --before take back what was learned in a time, of these pairs or of all (`dsi info INDEX --learned` lists
-them). --texts keeps the texts of documents in the index, for rerankers that read them. --vectors keeps their vectors in fewer
-bytes. The index on disk changes atomically; on any error it stays as it is. Updates at the same time wait for each other.
+is both removed and added is replaced. --learn learns which documents users chose for their queries, and --forget undoes that;
+--since and --before limit it to pairs learned in that period (`dsi info INDEX --learned` lists them). --texts keeps the texts
+of documents in the index, for rerankers that read them. --vectors keeps their vectors in fewer bytes. The index on disk changes
+atomically; on any error it stays as it is. Updates at the same time wait for each other.
 """
 
 import argparse
@@ -70,7 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
         add(f"--{name}", type=existing_file, nargs="+", default=[], metavar="FILE", help=pairs)
     for name in ("since", "before"):
         add(f"--{name}", metavar="TIME", help=f"forget only what was learned {name} it: 2026-11-28T14:30, in UTC")
-    add("--texts", type=collection_folder, metavar="COLLECTION", help="whose texts the index keeps from now on")
+    add("--texts", type=collection_folder, metavar="COLLECTION", help="keep the texts of its documents in the index")
     add("--vectors", choices=("float32", "int8"), help="how vectors are kept from now on")
     add_device(command_line)
     return command_line

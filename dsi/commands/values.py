@@ -93,7 +93,7 @@ def existing_file(value: str) -> Path:
     """Return a file that is there."""
     path = user_path(value)
     if not path.is_file():
-        raise ArgumentTypeError(f"{value} is {'a folder, not a file' if path.is_dir() else 'no file that exists'}.")
+        raise ArgumentTypeError(f"{value} {'is a folder' if path.is_dir() else 'does not exist'}. Name a file.")
     return path
 
 
@@ -129,7 +129,7 @@ def output_file(value: str) -> Path:
     path = user_path(value)
     path = path.resolve() if path.is_symlink() else path
     if path.exists() and not path.is_file():
-        raise ArgumentTypeError(f"{value} is not a regular file, which is replaced as a whole; name one.")
+        raise ArgumentTypeError(f"Expected a regular file, which is replaced as a whole, got {value}. Name another.")
     try:
         check_writable(folder_to_write(path.parent, "the argument"))
     except (OSError, ValueError) as error:

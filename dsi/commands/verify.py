@@ -1,7 +1,7 @@
 """`dsi verify`: judge an index from elsewhere before it is loaded.
 
-Its files are compared with the manifest, must be data alone, and a child process loads and searches the index. Loading an index
-that this machine has not written does the same once; this command does it again.
+The command compares the files with the manifest, checks that they contain only data, and loads and searches the index in a
+child process. Loading an index that this machine has not written does the same once; this command does it again.
 """
 
 import argparse

@@ -69,7 +69,7 @@ class ServerSettings:
     replicas: Count = 2
     """Processes for each shard."""
     shard_timeout: Annotated[float, Field(ge=1e-3, le=LARGEST)] = 1.0
-    """Seconds that a search waits for a shard; then what is there is answered, with 206."""
+    """Seconds that a search waits for a shard; after that the server answers with what it has, as 206."""
     require_all: bool = False
     """Whether a search in which a shard does not answer fails, with 503."""
 

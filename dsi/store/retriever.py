@@ -313,7 +313,9 @@ class Retriever:
         """
         index = self.snapshot
         if index.engine.has_generator:
-            raise TypeError("learn() needs an index without a generator, and that of this one scores paths of docids.")
+            raise TypeError(
+                "learn() needs an index without a generator, and this one has one. Train without a generator."
+            )
         known, vectors = learning.encoded_pairs(index.encoder, learning.checked_pairs(pairs, "learn", index.documents))
         before, after = self._hold(lambda content: learning.with_pairs(content, known, vectors))
         learning.tell_effect(before.memory, after.memory, index.search_config)
@@ -414,7 +416,7 @@ class Retriever:
         index, held = self._snapshot, self._held
         if held is None or updating.changed_parts(index.content, held.snapshot.content):
             raise ValueError(
-                "A retriever is pickled as the folder that holds it, and this one has changes that none holds; call save first."
+                "This retriever has unsaved changes, and a pickle stores only its folder. Call save() first."
             )
         return _reload, (held.folder, held.state, str(index.encoder.device), index.dtype, index.search_config)
 

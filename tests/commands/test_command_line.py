@@ -105,8 +105,8 @@ def no_libraries(monkeypatch):
         ("search {index} noble --exact", "unrecognized arguments: --exact; see dsi search --help"),
         ("search {index} noble --method mcts", "argument --method: invalid choice: 'mcts'"),
         ("search {index} --queries {file}", "--queries FILE and --run OUT belong together"),
-        ("search {index} --queries {file} --run {index}", "is not a regular file, which is replaced as a whole"),
-        ("search {index} --queries {index} --run out", "is a folder, not a file"),
+        ("search {index} --queries {file} --run {index}", "Expected a regular file, which is replaced as a whole"),
+        ("search {index} --queries {index} --run out", "is a folder. Name a file"),
         ("search {index} noble --among {file}", "--among ranks the documents of a run for --queries; give these"),
         (
             "search {missing} noble",
@@ -495,7 +495,7 @@ def test_a_command_of_a_package_that_is_there_by_name_alone_does_not_hide_the_ot
 
 def test_an_output_is_a_regular_file_or_that_of_a_link(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ArgumentTypeError, match="is not a regular file"):
+    with pytest.raises(ArgumentTypeError, match="Expected a regular file"):
         output_file(str(tmp_path / "pipe"))
     (tmp_path / "link").symlink_to(tmp_path / "file")
     assert output_file(str(tmp_path / "link")) == tmp_path / "file"

@@ -161,7 +161,7 @@ def test_judged_queries_that_are_not_there_are_left_out_and_counted(beir, caplog
     assert collection.qrels["test"] == {"q": {"a": 1}}
     assert "judgements of queries that are not in the collection: 2, the first 'z'; without a text they" in caplog.text
     with pytest.raises(
-        ValueError, match=r"test.tsv: none of its judgements is of a query of the collection .*'z'\); add"
+        ValueError, match=r"test.tsv: none of the judgements belongs to a query of the collection .*'z'\). Add"
     ):
         read_collection(beir(DOC, QUERY, test="z\ta\t1"))
 
@@ -623,5 +623,5 @@ def test_queries_of_one_text_in_two_splits_are_told(caplog):
     qrels = {"train": {"a": {"0": 1}}, "test": {"b": {"0": 1}, "c": {"1": 1}}}
     Collection.from_records(["neon", "danube"], queries=queries, qrels=qrels)
     assert [record.getMessage() for record in caplog.records] == [
-        "The test query 'b' (and 0 more) has the text of the train query 'a': it was seen before."
+        "The test query 'b' (and 0 more) has the same text as the train query 'a': it is not new."
     ]

@@ -175,7 +175,10 @@ def test_wrong_records_are_one_clear_error(case):
             {"qrels": {"tests": {}}},
             r"qrels must be \{split: .*\} of the splits train, dev, test, got \{'tests': \{\}\}",
         ),
-        ({"qrels": {"test": {"q": {"1": 1}}}}, r"qrels\['test'\]: none of its judgements is of a query .* 'q'\); add"),
+        (
+            {"qrels": {"test": {"q": {"1": 1}}}},
+            r"qrels\['test'\]: none of the judgements belongs to a query .* 'q'\). Add",
+        ),
         ({"queries": {"q": "a"}, "qrels": {"test": {"q": ["1"]}}}, r"must be \{query_id: \{doc_id: relevance\}\}"),
         ({"queries": {"q": "a"}, "qrels": {"test": {"q": {"1": "yes"}}}}, r"\['1'\] must be a number, got 'yes'"),
         (

@@ -687,7 +687,7 @@ def test_an_index_remembers_what_its_decoder_was_taught_and_warns_of_a_wider_bea
 @pytest.mark.programs
 def test_a_retriever_is_pickled_as_the_folder_that_holds_it(encoder, tmp_path):
     index = small_index(encoder, vectors=True)
-    with pytest.raises(ValueError, match="this one has changes that none holds; call save first"):
+    with pytest.raises(ValueError, match="has unsaved changes, and a pickle stores only its folder"):
         pickle.dumps(index)
     index.save(tmp_path / "run")
     index.search_config = dataclasses.replace(index.search_config, beam_width=3)
@@ -700,7 +700,7 @@ def test_a_retriever_is_pickled_as_the_folder_that_holds_it(encoder, tmp_path):
             np.testing.assert_allclose(found.scores, expected.scores, atol=1e-5)  # by the encoder's graph, and by torch
     before = pickle.dumps(index)
     index.add(DOCUMENTS[50:51])
-    with pytest.raises(ValueError, match="has changes that none holds"):
+    with pytest.raises(ValueError, match="has unsaved changes"):
         pickle.dumps(index)
     index.save(tmp_path / "run")
     assert len(pickle.loads(pickle.dumps(index))) == 51

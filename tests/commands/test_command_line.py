@@ -107,7 +107,7 @@ def no_libraries(monkeypatch):
         ("search {index} --queries {file}", "--queries FILE and --run OUT belong together"),
         ("search {index} --queries {file} --run {index}", "Expected a regular file, which is replaced as a whole"),
         ("search {index} --queries {index} --run out", "is a folder. Name a file"),
-        ("search {index} noble --among {file}", "--among ranks the documents of a run for --queries; give these"),
+        ("search {index} noble --among {file}", "--among needs --queries and cannot be combined with --rerank"),
         (
             "search {missing} noble",
             "missing does not exist, so it holds no finished index (no manifest.json); name",

@@ -234,7 +234,7 @@ def test_options_named_alone_exist():
 
 
 def test_readme_is_short():
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 110
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 90
 
 
 def test_the_file_tree_is_that_of_the_disk():

@@ -52,6 +52,7 @@ _SEPARATED = {".csv": ",;\t|", ".tsv": "\t"}
 _TABLES = (*_SEPARATED,)
 RECORDS = (*_LINES, *_TABLES, *_PARQUET)
 """The kinds of files that hold records."""
+_SEPARATOR = re.compile('sep=([^\\w\\s"]|\t)\r?\n', re.IGNORECASE)
 _HEADER = 2**20
 """Bytes of a table in which the names of its columns stand."""
 _KEPT = {*ID_KEYS, *QUERY_ID_KEYS, *TEXT_KEYS, *QUERY_TEXT_KEYS, "query-id", "title"}
@@ -228,7 +229,7 @@ def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 def has_header(path: Path, encoding: str = "utf-8-sig") -> bool:
     """True if the first line of a .tsv file names columns: id and text, or three or more, with different words of letters."""
-    names, _ = column_names(path, encoding)
+    names, *_ = column_names(path, encoding)
     found = {name.strip().lower() for name in names}
     if _names_columns(names):
         return True
@@ -268,14 +269,14 @@ def _table_rows(path: Path, encoding: str = "utf-8-sig") -> Iterator[dict[str, A
     """Yield the rows of a table whose first line names the columns; numbers stay numbers in metadata."""
     from pyarrow import csv as pa_csv
 
-    names, separator = column_names(path, encoding)
+    names, separator, skipped = column_names(path, encoding)
     _check_columns(names, f"{path}, line 1")
     plain, texts = encoding.removesuffix("-sig"), dict.fromkeys(names, pa.string())
     try:
         table = pa_csv.read_csv(
             path,
             pa_csv.ReadOptions(
-                use_threads=False, block_size=LONGEST_LINE, encoding=plain
+                use_threads=False, block_size=LONGEST_LINE, encoding=plain, skip_rows=skipped
             ),  # so that errors tell the row
             pa_csv.ParseOptions(delimiter=separator, newlines_in_values=True),
             pa_csv.ConvertOptions(column_types=texts, null_values=[""], strings_can_be_null=True),
@@ -293,13 +294,18 @@ def _own_name(name: str) -> str:
     return "query_id" if name == "query-id" else name
 
 
-def column_names(path: Path, encoding: str = "utf-8-sig") -> tuple[list[str], str]:
-    """Return the values of the first line that is not blank, at most a million bytes, and what separates them."""
+def column_names(path: Path, encoding: str = "utf-8-sig") -> tuple[list[str], str, int]:
+    """Return the values of the first line that is not blank, at most a million bytes, what separates them, and lines to skip.
+
+    A line `sep=;` before them, as spreadsheets write it, says what separates them.
+    """
     with path.open("rb") as file:
         head = file.read(_HEADER).decode(encoding, errors="replace")  # Arrow refuses what is not of it
-    found = list[tuple[list[str], str]]()
+    if hint := _SEPARATOR.match(head):
+        return _first_line(path, head[hint.end() :], hint[1]), hint[1], 1
+    found = list[tuple[list[str], str, int]]()
     for separator in _SEPARATED[path.suffix.lower()]:
-        found.append((_first_line(path, head, separator), separator))
+        found.append((_first_line(path, head, separator), separator, 0))
         if len(found[0][0]) > 1:
             break
     return max(found, key=lambda own: len(own[0]))

@@ -63,7 +63,7 @@ def _encoding(path: Path, odd: Oddities, is_named: bool) -> str:
         encoding, kind = encoding_of(file.read(_SNIFFED))
     if kind:
         odd.count(kind, path.name)
-    names, _ = column_names(path, encoding)
+    names, *_ = column_names(path, encoding)
     if suffix == ".csv" and names and re.fullmatch(r"[\d.,]+", names[0]):
         raise UnreadableError("without a first line that names columns")
     if suffix == ".tsv" and not (is_named or has_header(path, encoding) or len(names) == 2):

@@ -108,3 +108,13 @@ def test_columns_id_title_and_text_are_known_in_capitals_too(folder, caplog):
     write("notes.csv", "ID,Title,Text\n1,Neon,A gas.\n")
     assert read(root) == {"1": ("Neon", "A gas.", "row=2")}
     assert not caplog.messages
+
+
+def test_a_line_of_a_spreadsheet_says_what_separates_the_columns(tmp_path):
+    """Spreadsheets do not count the line: the first row below the names is row 2."""
+    path = tmp_path / "metals.csv"
+    path.write_bytes("\ufeffsep=;\r\nid;title;text\r\n1;Neon;A gas, noble\r\n2;Iron;A metal, heavy\r\n".encode())
+    table = Collection.from_files(path).documents
+    assert table["title"] == ["Neon", "Iron"]
+    assert table["text"] == ["A gas, noble", "A metal, heavy"]
+    assert table["source_place"] == ["row=2", "row=3"]

@@ -116,8 +116,7 @@ class TokensConfig:
     dim: Annotated[int, Field(ge=8, le=4096), Remedy("use a multiple of 8")] = 128
     """Dimensions of a token vector, a multiple of 8; at most those of the encoder's states."""
     bits: int = 2
-    """Bits of a dimension: 2, 4 or 8, so that a token takes dim * bits / 8 bytes; 0 for an index without token vectors. Only
-    tied docid tokens use them."""
+    """Bits of a dimension: 2, 4 or 8, so that a token takes dim * bits / 8 bytes; 0 for an index without token vectors."""
     epochs: Annotated[float, Field(ge=0, le=LARGEST)] = 4.0
     """Passes over the train queries in which the map from a query's states to token vectors is trained; 0: it stays that of
     documents, as without train queries."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from itertools import combinations
 
 from dsi.docids.data import SPLITS
+from dsi.docids.data.pairs import plain_query
 from dsi.docids.types import Qrels
 
 logger = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ def split_judgements(
         kept, chosen = cut_dev(known, dev_queries, dev_untaught, seed)
         qrels["dev"] = {query_id: qrels["train"][query_id] for query_id in chosen}
         qrels["train"] = {query_id: qrels["train"][query_id] for query_id in kept}
-    plain = {query_id: " ".join(queries[query_id].lower().split()) for own in qrels.values() for query_id in own}
+    plain = {query_id: plain_query(queries[query_id]) for own in qrels.values() for query_id in own}
     for one, other in combinations(SPLITS, 2):
         if shared := [query_id for query_id in qrels[one] if query_id in qrels[other]]:
             message = "The query %r (and %d more) is judged in %s and in %s: what is measured there was seen before."

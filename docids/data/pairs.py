@@ -5,6 +5,7 @@ files and training.
 """
 
 import hashlib
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -29,13 +30,13 @@ def pair_judgements(
     records: Records, name: object, queries: Mapping[str, str], held_out: Iterable[str], find: Find
 ) -> tuple[dict[str, str], Qrels]:
     """Return the queries that are new, with ids, and the judgements of pairs; a line counts each kind of odd ones."""
-    known = {_plain(own): query_id for query_id, own in queries.items()}
-    kept, held = dict[str, str](), {_plain(queries[query_id]) for query_id in held_out}
+    known = {plain_query(own): query_id for query_id, own in queries.items()}
+    kept, held = dict[str, str](), {plain_query(queries[query_id]) for query_id in held_out}
     qrels, odd, number = dict[str, dict[str, float]](), Oddities(name), 0
     for number, (source, record) in enumerate(records, start=1):
         query = _query(record, source)
-        query_id = query if query in queries else known.get(_plain(query), "")
-        if _plain(queries.get(query_id, query)) in held:
+        query_id = query if query in queries else known.get(plain_query(query), "")
+        if plain_query(queries.get(query_id, query)) in held:
             odd.count(_HELD_OUT, query)
             continue
         grades = _grades(record, source, find, odd)
@@ -43,7 +44,7 @@ def pair_judgements(
             query_id = f"pair-{number}"
             while query_id in queries:
                 query_id += "'"
-            known[_plain(query)], kept[query_id] = query_id, query
+            known[plain_query(query)], kept[query_id] = query_id, query
         for doc_id, grade in grades.items():
             judged = qrels.setdefault(query_id, {})
             judged[doc_id] = max(grade, judged.get(doc_id, grade))
@@ -96,10 +97,11 @@ def _values(record: Mapping[str, Any], keys: Sequence[str], source: str) -> list
     return []
 
 
-def _plain(value: str) -> str:
-    return " ".join(value.lower().split())
+def plain_query(value: str) -> str:
+    """Return the form of a text that is alike for texts which differ in case, in spaces, or in how characters are composed."""
+    return " ".join(unicodedata.normalize("NFC", value).casefold().split())
 
 
 def digest_of(value: str) -> bytes:
     """Return a digest of the words of a text, without case."""
-    return hashlib.blake2b(_plain(value).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return hashlib.blake2b(plain_query(value).encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -1,9 +1,8 @@
 """The two methods of search in an index without a generator: "generate" and "exact". Both rank by `DocumentScores`.
 
 "generate" takes candidates from two sources: documents below the last nodes of the walk (`dsi.search.walk`), the best by their
-dense score, and the best by words. The documents of the nearest earlier queries, and the caller's own scores, if there are
-any, are two more. "exact" scores all documents.
-Neither knows folders or texts of documents.
+dense score; and the best documents by words. The documents of the nearest earlier queries, and the caller's own scores, if
+there are any, are two more. "exact" scores all documents. Neither knows folders or texts of documents.
 """
 
 from collections.abc import Mapping, Sequence

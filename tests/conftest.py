@@ -123,14 +123,21 @@ def whole(request, sentence_t5_folder: Path, sentence_bert_folder: Path) -> Path
     return {"t5": sentence_t5_folder, "bert": sentence_bert_folder}[request.param]
 
 
-@pytest.fixture(params=["float16", "bfloat16"])
-def half(request, whole: Path, tmp_path: Path):
-    """A folder with a sentence encoder in half precision, and that precision."""
+@pytest.fixture(
+    params=[
+        "float16-t5",
+        "bfloat16-bert",
+        *(pytest.param(pair, marks=pytest.mark.slow) for pair in ("float16-bert", "bfloat16-t5")),
+    ]
+)
+def half(request, sentence_t5_folder: Path, sentence_bert_folder: Path, tmp_path: Path):
+    """A folder with a sentence encoder of either kind in half precision, and that precision."""
     import torch
 
     from tests.support.half import save_encoder_in
 
-    dtype = getattr(torch, request.param)
+    precision, kind = request.param.split("-")
+    dtype, whole = getattr(torch, precision), {"t5": sentence_t5_folder, "bert": sentence_bert_folder}[kind]
     return save_encoder_in(dtype, whole, tmp_path / "half"), dtype
 
 

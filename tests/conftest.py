@@ -25,6 +25,12 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import pytest
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules with whole programs and clusters come first, so that no worker begins a long one when the others end."""
+    long = {item.path for item in items if any(map(item.get_closest_marker, ("programs", "cluster", "browser")))}
+    items.sort(key=lambda item: item.path not in long)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _little_garbage() -> None:
     """Every training collects garbage; that passes over all that was there before, such as the libraries."""

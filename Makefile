@@ -7,6 +7,9 @@
 # make results   the table of the README, of measured files (DATA=DIR: trains and measures it again; about 80 minutes)
 # make licences  the licence of every dependency; an error if one is not allowed
 
+# Containers often set it; every process that a test starts would compile the libraries again, which takes longer than most tests.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 BIN := .venv/bin
 

@@ -5,10 +5,12 @@ by its import path, "module:name", among the modules that the program has import
 """
 
 import inspect
+import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import lru_cache
 from hashlib import sha256
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -78,8 +80,26 @@ def program() -> str:
 
 
 def extensions(group: str) -> list[EntryPoint]:
-    """Return the entry points of a group, by name."""
-    return sorted(entry_points(group=group), key=lambda point: point.name)
+    """Return the entry points of a group, by name; they are looked for again when a package was installed or removed."""
+    return list(_found(group, entry_points, _places()))
+
+
+@lru_cache(maxsize=64)
+def _found(
+    group: str, find: Callable[..., Iterable[EntryPoint]], places: tuple[tuple[str, int, int], ...]
+) -> tuple[EntryPoint, ...]:
+    """Looking through all packages takes a twentieth of a second, and every configuration asks."""
+    return tuple(sorted(find(group=group), key=lambda point: point.name))
+
+
+def _places() -> tuple[tuple[str, int, int], ...]:
+    """Return the folders in which packages are, and when each was changed."""
+    found = []
+    for path in sys.path:
+        with suppress(OSError):
+            status = Path(path or os.curdir).stat()
+            found.append((path, status.st_ino, status.st_mtime_ns))
+    return tuple(found)
 
 
 def extension_names(group: str, known: Sequence[str] = ()) -> list[str]:

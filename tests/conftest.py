@@ -25,6 +25,12 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import pytest
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules with whole programs and clusters come first, so that no worker begins a long one when the others end."""
+    long = {item.path for item in items if any(map(item.get_closest_marker, ("programs", "cluster", "browser")))}
+    items.sort(key=lambda item: item.path not in long)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _little_garbage() -> None:
     """Every training collects garbage; that passes over all that was there before, such as the libraries."""
@@ -123,14 +129,21 @@ def whole(request, sentence_t5_folder: Path, sentence_bert_folder: Path) -> Path
     return {"t5": sentence_t5_folder, "bert": sentence_bert_folder}[request.param]
 
 
-@pytest.fixture(params=["float16", "bfloat16"])
-def half(request, whole: Path, tmp_path: Path):
-    """A folder with a sentence encoder in half precision, and that precision."""
+@pytest.fixture(
+    params=[
+        "float16-t5",
+        "bfloat16-bert",
+        *(pytest.param(pair, marks=pytest.mark.slow) for pair in ("float16-bert", "bfloat16-t5")),
+    ]
+)
+def half(request, sentence_t5_folder: Path, sentence_bert_folder: Path, tmp_path: Path):
+    """A folder with a sentence encoder of either kind in half precision, and that precision."""
     import torch
 
     from tests.support.half import save_encoder_in
 
-    dtype = getattr(torch, request.param)
+    precision, kind = request.param.split("-")
+    dtype, whole = getattr(torch, precision), {"t5": sentence_t5_folder, "bert": sentence_bert_folder}[kind]
     return save_encoder_in(dtype, whole, tmp_path / "half"), dtype
 
 

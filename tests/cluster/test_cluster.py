@@ -86,8 +86,19 @@ OPTIONS = [
 ]
 
 
+NIGHTLY_ON_RAY = ["local", pytest.param("ray", marks=pytest.mark.slow)]
+"""Clusters of tests whose way through Ray is that of others."""
+
+
 @pytest.mark.parametrize(
-    "name", ["plain", *(pytest.param(name, marks=pytest.mark.cluster) for name in ("places", "codes"))]
+    ("cluster", "name"),
+    [
+        ("local", "plain"),
+        pytest.param("ray", "plain", marks=pytest.mark.cluster),
+        *(pytest.param("local", name, marks=pytest.mark.cluster) for name in ("places", "codes")),
+        *(pytest.param("ray", name, marks=pytest.mark.slow) for name in ("places", "codes")),
+    ],
+    indirect=["cluster"],
 )
 def test_answers_are_those_of_one_process(cluster, runs, collection, name, monkeypatch):
     one, rng = alone(runs[name]), np.random.default_rng(0)
@@ -302,6 +313,7 @@ def test_updates_are_seen_in_all_shards_or_in_none(cluster, runs, tmp_path, coll
         assert {"new", "other"} <= {hit.doc_id for hit in shards.search("Neretva river Bosnia", k=3)}
 
 
+@pytest.mark.parametrize("cluster", NIGHTLY_ON_RAY, indirect=True)
 def test_files_of_another_generation_are_refused(cluster, runs, tmp_path):
     folder = Path(shutil.copytree(runs["plain"], tmp_path / "run"))
     index = alone(folder)
@@ -377,6 +389,7 @@ def test_a_cluster_is_found_by_its_entry_point():
     assert {point.name for point in extensions(CLUSTERS)} >= {"local", "ray"}
 
 
+@pytest.mark.parametrize("cluster", NIGHTLY_ON_RAY, indirect=True)
 def test_shards_remember_what_the_index_learns(cluster, runs, tmp_path, collection):
     folder = Path(shutil.copytree(runs["plain"], tmp_path / "run"))
     ids, texts = collection.documents["doc_id"][:], texts_of(collection)[:6]

@@ -33,10 +33,12 @@ BLOCK = 16
 """Texts of a block, and documents of a cluster from which on all processes split it together."""
 
 
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch):
-    monkeypatch.setattr(blocks, "BLOCK", BLOCK)
-    monkeypatch.setattr(splits, "BLOCK", BLOCK)
+@pytest.fixture(scope="module", autouse=True)
+def small_blocks():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "BLOCK", BLOCK)
+        patch.setattr(splits, "BLOCK", BLOCK)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +46,7 @@ def collection(tmp_path_factory):
     return dsi.read_collection(write_collection(tmp_path_factory.mktemp("building") / "collection"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def config(sentence_bert_folder) -> Config:
     encoder = {"encoder": {"name": str(sentence_bert_folder), **PROMPTS, "document_length": 16}}
     own = {"docids": {"branching": 4, "max_leaf_size": 3, "pieces": 3}, "dev_queries": 0}
@@ -60,11 +62,12 @@ def files_of(folder: Path) -> dict[str, str]:
     return kept
 
 
-@pytest.fixture
-def expected(collection, config, tmp_path) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def expected(small_blocks, collection, config, tmp_path_factory) -> dict[str, str]:
     """The files that one process makes."""
-    dsi.train(collection, tmp_path / "alone", config=config, device="cpu")
-    return files_of(tmp_path / "alone")
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    dsi.train(collection, folder, config=config, device="cpu")
+    return files_of(folder)
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,15 @@
 """An index whose docid scheme another package brings: another version of it, and machines without it."""
 
 import json
+import os
+import shutil
 
 import pytest
 
 import dsi
 from dsi.commands.main import main
 from dsi.config import read_config, read_dev_cut, write_config
+from dsi.docids.schemes import scheme_names
 from dsi.training.docids_stage import sources_digest
 from dsi.training.pipeline import TrainingRun
 from tests.support.foreign import install
@@ -69,3 +72,15 @@ def test_only_how_dev_queries_are_cut_is_read(tmp_path):
     with pytest.raises(ValueError, match=r"config.toml: dev_queries must be at least 0, got -1"):
         read_dev_cut(tmp_path)
     assert read_dev_cut(tmp_path / "saved") == {"dev_queries": 500, "dev_untaught": 0.5}
+
+
+def test_a_package_is_found_from_when_it_is_installed_until_it_is_removed(tmp_path, monkeypatch):
+    site = tmp_path / "site"
+    site.mkdir()
+    os.utime(site, (0, 0))
+    monkeypatch.syspath_prepend(site)
+    assert "letters" not in scheme_names()
+    install(site, monkeypatch, letters="own_letters:make")
+    assert "letters" in scheme_names()
+    shutil.rmtree(site / "foreign.dist-info")
+    assert "letters" not in scheme_names()

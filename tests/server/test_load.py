@@ -315,4 +315,4 @@ def test_queries_of_random_letters_fill_no_memory(folder):
 
         use(1)
         before = use(1)
-        assert use(3) <= before + 20  # without a bound 15 MB a request stay
+        assert use(2) <= before + 20  # without a bound 15 MB a request stay

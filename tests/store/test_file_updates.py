@@ -220,7 +220,7 @@ def test_a_file_that_is_half_written_keeps_its_documents_and_what_was_learned(
     assert not {*ours} & {*retriever.snapshot.documents.rows}
 
 
-@pytest.mark.parametrize("number", [13, 5, 2])
+@pytest.mark.parametrize("number", [13, pytest.param(5, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("what", ["file", "folder", "entry"])
 def test_what_cannot_be_read_for_a_moment_keeps_its_documents(notes, retriever, monkeypatch, caplog, what, number):
     if (what, number) == ("folder", 2):

@@ -138,6 +138,7 @@ def test_queries_that_differ_in_case_spaces_or_composition_are_one_and_the_first
 
 def test_one_document_has_a_tenth_of_what_takes_part_and_displaces_nobody(retriever, clock, caplog):
     retriever.learn(HONEST)
+    assert "take no part" not in caplog.text
     honest, answers = state(retriever), [hits[0].doc_id for hits in retriever.search([title for title, _ in HONEST], 1)]
     clock(START + timedelta(minutes=1))
     retriever.learn(JUNK)

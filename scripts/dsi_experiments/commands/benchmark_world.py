@@ -192,7 +192,7 @@ def world_table(records: Mapping[str, Mapping[str, Any]]) -> str:
         "min",
     ]
     rows = [_row(name, record) for name, record in records.items()]
-    common = [row for row in ROWS if row != TRAINED]
+    common = [row for row in ROWS if all(row in own["systems"] for own in records.values())]
     means = {
         row: [sum(own["systems"][row][name] for own in records.values()) / len(records) for name in MEASURES]
         for row in common

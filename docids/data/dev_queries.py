@@ -40,7 +40,7 @@ def split_judgements(
         first = {plain[query_id]: query_id for query_id in qrels[one]}
         if twins := [own for own in qrels[other] if own not in qrels[one] and plain[own] in first]:
             pair = other, twins[0], len(twins) - 1, one, first[plain[twins[0]]]
-            logger.warning("The %s query %r (and %d more) has the same text as the %s query %r: it is not new.", *pair)
+            logger.warning("The %s query %r (and %d more) has the text of the %s query %r: it was seen before.", *pair)
     return qrels, overlap
 
 

@@ -623,5 +623,5 @@ def test_queries_of_one_text_in_two_splits_are_told(caplog):
     qrels = {"train": {"a": {"0": 1}}, "test": {"b": {"0": 1}, "c": {"1": 1}}}
     Collection.from_records(["neon", "danube"], queries=queries, qrels=qrels)
     assert [record.getMessage() for record in caplog.records] == [
-        "The test query 'b' (and 0 more) has the same text as the train query 'a': it is not new."
+        "The test query 'b' (and 0 more) has the text of the train query 'a': it was seen before."
     ]

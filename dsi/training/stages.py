@@ -234,8 +234,10 @@ def stage_seconds(folder: Path) -> dict[str, float]:
 
 
 def _record(folder: Path) -> dict[str, Any]:
-    """Return the record of a stage's output; empty if there is none that can be read."""
-    return read_record(folder / _RECORD)
+    """Return the record of a stage's output; empty if there is none that can be read whole."""
+    record = read_record(folder / _RECORD)
+    kinds = {"key": str, "needs": dict, "files": dict, "seconds": int | float}
+    return record if all(isinstance(record.get(name), kind) for name, kind in kinds.items()) else {}
 
 
 def _is_intact(folder: Path, key: str, needed: Mapping[str, str] | None = None) -> bool:

@@ -120,15 +120,17 @@ def readme_table(results: Path, again: Mapping[str, Path] | None = None) -> str:
         [
             f"**{name}**" if name == GENERATE else name,
             *(f"{evaluation['systems'][name]['Total'][MEASURE]:.1f}" for evaluation in measured),
-            *(
-                f"{fmean(record['systems'][other][MEASURE] for record in group):.1f}" if other else "–"
-                for group in world
-            ),
+            *(_mean([record["systems"].get(other) for record in group]) for group in world),
         ]
         for name, other in rows().items()
     ]
     lines.append([PAPER, *(_of_the_paper(results, column.name) for column in COLUMNS), *("–" for _ in GROUPS)])
     return markdown_table(["", *(column.title for column in (*COLUMNS, *GROUPS))], lines)
+
+
+def _mean(systems: Sequence[Mapping[str, float] | None]) -> str:
+    """Return the cell of a group of collections; "–" if one was not measured."""
+    return "–" if None in systems else f"{fmean(own[MEASURE] for own in systems if own):.1f}"
 
 
 def _of_the_paper(results: Path, name: str) -> str:

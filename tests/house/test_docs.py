@@ -233,6 +233,21 @@ def test_options_named_alone_exist():
             assert span in every | others, f"{page.name}: no command has the option {span}"
 
 
+@pytest.mark.programs
+def test_the_first_search_of_the_readme_prints_what_it_says(tmp_path, capsys):
+    """The path is cut, and what is longer than a line."""
+    said = next(text for text, _, _ in blocks(README, "text") if "delete a person" in text)
+    main(["index", str(ROOT / "docs" / "use"), str(tmp_path / "pages")])
+    capsys.readouterr()
+    main(["search", str(tmp_path / "pages"), "how do I delete a person's text", "-k", "1"])
+    lines = capsys.readouterr().out.rstrip().replace(str(ROOT), "…").splitlines()
+    printed = "".join(f"{line if len(line) < 130 else line[:122].rpartition(' ')[0] + ' …'}\n" for line in lines)
+    if WRITE:
+        README.write_text(README.read_text(encoding="utf-8").replace(said, printed), encoding="utf-8")
+    else:
+        assert alike(printed, said)
+
+
 def test_readme_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 90
 

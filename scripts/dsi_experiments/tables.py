@@ -19,6 +19,7 @@ NO_QG: Changes = {"pseudo_queries": {"method": "none"}}
 WHOLE: Changes = {"contrastive": {"loss": "none"}, "training": {"train_encoder": True}}
 UNTRAINED: Changes = {"contrastive": {"loss": "none"}}
 DPR: Changes = {"contrastive": {"loss": "dpr"}}
+AT_ONE: Changes = {"search": {"ann_temperature": 1.0}}
 ON_DENSE: Changes = {
     "pseudo_queries": {"method": "none"},
     "training": {"documents": False, "objective": "residual"},
@@ -120,6 +121,10 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row("DPR encoder, docids by the sentence encoder", "decoder", DPR, points="untrained"),
         Row("DSI, all weights, 10 passes", "decoder", _both(UNTRAINED, TRAINED_WHOLE)),
         Row("DR-SCL, all weights, 10 passes", "decoder", TRAINED_WHOLE),
+        Row("DR-SCL, fused", "fused"),
+        Row("DR-SCL, alpha 0.7 at temperature 1", "fused-0.7", AT_ONE),
+        Row("DR-SCL, all weights, fused", "fused", TRAINED_WHOLE),
+        Row("DR-SCL, all weights, alpha 0.7 at temperature 1", "fused-0.7", _both(TRAINED_WHOLE, AT_ONE)),
     ),
     "table3": (
         Row("BM25, title + whole text", "bm25", published="BM25"),

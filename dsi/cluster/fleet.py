@@ -209,11 +209,12 @@ class Fleet(Closes):
         """Yield the numbers of all replicas, and of answers that miss shards, as a collector of `prometheus_client` does."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+        status = self.status()
         for numbers, labels in ((_OF_REPLICAS, ["shard", "replica"]), (_OF_SHARDS, ["shard"])):
             for name, meaning in numbers.items():
                 kind = CounterMetricFamily if name in _COUNTED else GaugeMetricFamily
                 family = kind(f"dsi_shard_{name}", meaning, labels=labels)
-                for own in self.status():
+                for own in status:
                     if numbers is _OF_REPLICAS or not own.replica:
                         family.add_metric([str(getattr(own, label)) for label in labels], getattr(own, name))
                 yield family

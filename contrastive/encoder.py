@@ -177,15 +177,14 @@ class Encoder(TextEncoder):
 
     def save(self, folder: Path) -> None:
         """Write a plain sentence-transformers folder, weights as they were stored; the same encoder gives the same files."""
-        write_without_graph(self, folder)
+        self.save_model(folder)
         write_graph(self, self.model, folder)
 
-
-def write_without_graph(encoder: Encoder, folder: Path) -> None:
-    """Write what `Encoder.save` does but for the graph, which takes a second and refuses nothing."""
-    with encoder._tokenizing, quiet_transformers():
-        halved = encoder.dtype != encoder.model.dtype
-        write_model(copy.deepcopy(encoder.model).to(encoder.dtype) if halved else encoder.model, folder)
+    def save_model(self, folder: Path) -> None:
+        """Write what `save` does but for the graph, which takes a second and refuses nothing."""
+        with self._tokenizing, quiet_transformers():
+            halved = self.dtype != self.model.dtype
+            write_model(copy.deepcopy(self.model).to(self.dtype) if halved else self.model, folder)
 
 
 def _vocabulary(tokenizer: Any, *, marks: bool) -> Vocabulary:

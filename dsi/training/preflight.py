@@ -14,7 +14,7 @@ from typing import Any
 
 from dsi.config import EXTRACTIVE, Config, read_config, run_config
 from dsi.contrastive.config import FRESH
-from dsi.contrastive.encoder import Encoder, write_without_graph
+from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.model_files import file_stamp
 from dsi.contrastive.training import NO_QUERIES
 from dsi.docids.data.collection import Collection, is_beir
@@ -167,7 +167,7 @@ def check_storable(name: str, model: Encoder, processes: Processes) -> None:
     if processes.is_main:
         with TemporaryDirectory(prefix="dsi-") as folder:
             try:
-                write_without_graph(model, Path(folder))
+                model.save_model(Path(folder))
             except ValueError as error:
                 problem = str(error).replace(f"{folder}/", "").rstrip(".")
     if problem := processes.first(problem):

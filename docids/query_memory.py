@@ -14,7 +14,6 @@ import logging
 import re
 import secrets
 import time
-import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -25,6 +24,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from dsi.docids.files.checks import same
 from dsi.docids.files.declarations import Count, create_settings, settings
 from dsi.docids.files.reading import RESTORE, read_json
 from dsi.docids.files.storage import link, write_json
@@ -450,11 +450,6 @@ _HASH = re.compile("#([0-9a-f]{16})")
 def hash_of(key: int) -> str:
     """Return what names a query whose text is not kept."""
     return f"#{key:016x}"
-
-
-def same(query: str) -> str:
-    """Return the form of a query that is alike for queries which differ in spaces, or in how characters are composed."""
-    return " ".join(unicodedata.normalize("NFC", query).split())
 
 
 def normalised(vectors: Floats) -> Floats:

@@ -5,13 +5,12 @@ files and training.
 """
 
 import hashlib
-import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from dsi.docids.data.records import Oddities
 from dsi.docids.data.sources import POSITIVES, QUERIES, Records, is_missing
-from dsi.docids.files.checks import id_of, text
+from dsi.docids.files.checks import id_of, same, text
 from dsi.docids.types import Qrels
 
 Find = Callable[[str], str | None]
@@ -99,7 +98,7 @@ def _values(record: Mapping[str, Any], keys: Sequence[str], source: str) -> list
 
 def plain_query(value: str) -> str:
     """Return the form of a text that is alike for texts which differ in case, in spaces, or in how characters are composed."""
-    return " ".join(unicodedata.normalize("NFC", value).casefold().split())
+    return same(value).casefold()
 
 
 def digest_of(value: str) -> bytes:

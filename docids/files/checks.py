@@ -2,6 +2,7 @@
 
 import os
 import re
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from reprlib import Repr
@@ -145,3 +146,8 @@ def check_name(setting: str, name: str, what: str) -> None:
     """Raise ValueError if a setting that names something is blank; `what` is what it should name."""
     if not name.strip():
         raise ValueError(f"{setting} must name {what}, got {shown(name)}.")
+
+
+def same(query: str) -> str:
+    """Return the form of a query that is alike for queries which differ in spaces, or in how characters are composed."""
+    return " ".join(unicodedata.normalize("NFC", query).split())

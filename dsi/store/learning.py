@@ -16,8 +16,8 @@ import numpy as np
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.data.records import Oddities
 from dsi.docids.data.sources import POSITIVES, QUERIES, items_of, pair_records
-from dsi.docids.files.checks import id_of, shown, text, user_path
-from dsi.docids.query_memory import QueryMemory, hash_of, is_usable, same
+from dsi.docids.files.checks import id_of, same, shown, text, user_path
+from dsi.docids.query_memory import QueryMemory, hash_of, is_usable
 from dsi.docids.query_pairs import Period
 from dsi.docids.types import Floats, Rows
 from dsi.docids.words.bm25 import BM25

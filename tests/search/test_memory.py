@@ -18,7 +18,8 @@ import pytest
 
 import dsi
 from dsi.commands.main import main
-from dsi.docids.query_memory import MemoryConfig, QueryMemory, Spread, same
+from dsi.docids.files.checks import same
+from dsi.docids.query_memory import MemoryConfig, QueryMemory, Spread
 from dsi.store.folder.writing import updating
 from dsi.store.retriever import Retriever, load
 from tests.support import oracles

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from dsi.contrastive.config import HARD
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.files.progress import progress
+from dsi.docids.files.threads import one_thread
 from dsi.docids.token_vectors import TokenVectors, decode
 from dsi.docids.types import Floats, Ints
 
@@ -213,9 +214,10 @@ def _best_tokens(tokens: TokenVectors, vectors: Floats, rows: list[int]) -> Floa
     decoded, norms = decode(found.codes, tokens.dim, tokens.bits)
     decoded /= norms[:, None]  # [tokens, dim] of length 1, document by document
     best = np.zeros((len(vectors), len(rows), tokens.dim), dtype=np.float32)
-    for number, (start, end) in enumerate(zip(found.starts, found.starts[1:], strict=False)):
-        if end > start:
-            own = decoded[start:end]
-            # [x, tokens of the document] products at a time: those of all documents together would not fit
-            best[:, number] = own[(vectors @ own.T).argmax(axis=1)]
+    with one_thread():
+        for number, (start, end) in enumerate(zip(found.starts, found.starts[1:], strict=False)):
+            if end > start:
+                own = decoded[start:end]
+                # [x, tokens of the document] products at a time: those of all documents together would not fit
+                best[:, number] = own[(vectors @ own.T).argmax(axis=1)]
     return best

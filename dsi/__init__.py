@@ -8,6 +8,7 @@ print(dsi.evaluate(retriever, collection))
 retriever.search("which capitals are on the danube", k=5)
 """
 
+import os
 from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
     from dsi.store.retriever import Retriever, load
     from dsi.training.indexing import index
     from dsi.training.pipeline import train
+
+if "OMP_WAIT_POLICY" not in os.environ:
+    # How often OpenMP's threads look whether there is work before they sleep. By default they take the cores that others need:
+    # on a busy machine torch then computes in up to eight times the time. Read when torch is imported.
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 _HOMES = {
     "Collection": "dsi.docids.data.collection",

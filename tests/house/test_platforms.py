@@ -1,6 +1,7 @@
 """What macOS and Windows do differently, simulated: OpenMP, files that are open or mapped, no links, no fork."""
 
 import os
+import subprocess
 import sys
 
 import numpy as np
@@ -22,6 +23,18 @@ def test_commands_on_macos_use_one_openmp_thread_unless_the_user_chooses(chosen,
         monkeypatch.setenv("OMP_NUM_THREADS", chosen)
     libraries._limit_threads()
     assert (os.environ["OMP_NUM_THREADS"], os.environ["KMP_DUPLICATE_LIB_OK"]) == (expected, "TRUE")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")],
+    ids=["nothing", "spins", "policy"],
+)
+def test_threads_wait_briefly_unless_the_user_chooses(chosen, expected):
+    kept = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    code = "import os, sys, dsi; print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], env=kept | chosen, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [expected, "False"]  # set before torch reads it
 
 
 @pytest.fixture

@@ -109,10 +109,7 @@ def warn_unread(texts: Iterable[str], encoder: TextEncoder) -> None:
 
 
 def giving_back(encoder: E) -> E:
-    """Return an encoder after letting it give freed memory back with every batch, its copies too.
-
-    Texts are read by length, so that the pieces of one batch do not fit the tensors of the next: 1,400 abstracts held 1.1 GB.
-    """
+    """Return an encoder that gives freed memory back with every batch; 1,400 abstracts left 1.1 GB."""
     first = encoder.model[0]  # type: ignore[attr-defined]
     if not first._forward_hooks:  # a model that is shared has it
         first.register_forward_hook(lambda *_: give_back_memory())
@@ -133,11 +130,7 @@ def encode_blocks(
     processes: Processes,
     head: TokenHead | None = None,
 ) -> NDArray[np.float32]:
-    """Return embeddings [len(texts), embedding_dim], memory-mapped from `folder`; reuses the blocks of a killed run.
-
-    `texts`: as the encoder reads them, lazily where they are many; `kind`: "document" or "query"; `head`: also writes
-    the codes of the texts' tokens, for `read_token_blocks`.
-    """
+    """Return embeddings [texts, dim], mapped from a folder, where a killed run left blocks; a head adds token codes."""
     joined = folder / "all.npy"
     if not joined.exists():
         blocks = _write_blocks(encoder, texts, kind, folder, processes, head)

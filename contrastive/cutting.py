@@ -79,11 +79,7 @@ def cut_documents(
 def cut_document(
     title: str, text: str, of_title: Offsets, of_text: Offsets, lengths: Lengths, limit: int
 ) -> DocumentCut:
-    """Return where a document is cut; see `Encoder.cut`.
-
-    `of_title`: tokens of the title, one more than `limit` at most; `of_text`: tokens of the text, a few more than
-    `lengths.most` at most; `limit`: tokens of title and text that the model reads.
-    """
+    """Return where a document is cut, given its first tokens; `limit`: tokens of title and text that the model reads."""
     length = lengths.document
     if len(of_text) <= length and len(of_title) + len(of_text) <= limit:
         return DocumentCut(((0, len(text)),), len(title))
@@ -105,11 +101,7 @@ def cut_document(
 def cut_stretches(
     title: str, text: str, of_title: Offsets, read: Callable[[str], Offsets], lengths: Lengths, limit: int
 ) -> DocumentCut:
-    """Return where a long document is cut: as `cut_document` cuts stretches of about 50,000 characters, one after another.
-
-    `of_title`: tokens of the title, one more than `limit` at most; `read`: returns the tokens of a stretch, as
-    `cut_document` takes them; `limit`: tokens of title and text that the model reads.
-    """
+    """Return where a long document is cut: as `cut_document` cuts stretches of it, whose tokens `read` returns."""
     spans, start, title_end = list[tuple[int, int]](), 0, 0
     while start < len(text) and len(spans) < lengths.pieces:
         stretch = text[start : _stretch_end(text, start)]

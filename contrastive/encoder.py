@@ -1,8 +1,4 @@
-"""The text encoder: a sentence-transformers model as its authors made it, unless a setting says otherwise.
-
-Prompts, similarity, truncated dimensions and the type of the stored weights are decided here alone. Knows nothing of docids or
-of the decoder.
-"""
+"""The text encoder: a sentence-transformers model as its authors made it, unless a setting says otherwise. Knows no docids."""
 
 import copy
 import hashlib

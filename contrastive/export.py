@@ -191,10 +191,7 @@ def _places(table: Tensor, stored: Mapping[_Key, _Place]) -> Iterator[tuple[str,
 
 
 def compare(graph: TextEncoder, encoder: TextEncoder, close: float = 1e-5) -> None:
-    """Raise ValueError unless a graph gives what its model does, for texts alone and together.
-
-    `close`: largest difference, relative to the largest number of an output and one more.
-    """
+    """Raise ValueError unless a graph gives what its model does, for texts alone and together; `close` is relative."""
     for kind in PLURALS:
         for texts in (*([text] for text in _TRIED), _TRIED[:-1], (_TRIED[0], _TRIED[-1])):
             ours = graph.run(texts, kind)

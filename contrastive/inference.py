@@ -17,10 +17,7 @@ _ROWS = 64
 
 
 class PackedLinear(nn.Linear):
-    """`nn.Linear` without gradients, packed for the CPU; plain on other devices.
-
-    `weight`: [out, in], shared; later changes do not affect the packed copy; `bias`: [out], if any.
-    """
+    """`nn.Linear` without gradients, packed for the CPU as its weights are now; plain on other devices."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")

@@ -54,11 +54,7 @@ def supervised_contrastive_loss(
 
 
 def dpr_loss(
-    queries: Tensor,
-    documents: Tensor,
-    labels: Tensor,
-    temperature: float = 1.0,
-    no_negatives: Tensor | None = None,
+    queries: Tensor, documents: Tensor, labels: Tensor, temperature: float = 1.0, no_negatives: Tensor | None = None
 ) -> Tensor:
     """Scalar loss of each query against the documents of the batch: DR-SCL eq. 6 (Karpukhin et al. 2020; InfoNCE).
 

@@ -1,7 +1,4 @@
-"""Models in the folders of an index: written as data alone, loaded without the Hub, and complete in the weights that matter.
-
-Knows nothing of what a model computes.
-"""
+"""Models in the folders of an index: written as data alone, loaded without the Hub, complete in the weights that matter."""
 
 import logging
 import re
@@ -43,10 +40,7 @@ def reset_tokenizer(tokenizer: Any) -> None:
 
 
 def write_model(model: Any, folder: Path) -> None:
-    """Write a model of sentence-transformers as an index holds it: for texts, in files that name no code and no other file.
-
-    The same model gives the same files. Meanwhile nobody may call its tokenizers.
-    """
+    """Write a model for texts, in files that name no code, the same ones each time. Nobody may use its tokenizers."""
     for module in model.modules():  # else the last truncation and padding would be saved
         reset_tokenizer(getattr(module, "tokenizer", None))
     model.save_pretrained(str(folder), create_model_card=False)
@@ -77,10 +71,7 @@ def _without_refused(value: Any) -> Any:
 
 
 def is_local(name: str) -> bool:
-    """True if a model is a folder, or the Hub cannot be asked for it: then only the folder, or the cache, is read.
-
-    Libraries would ask a Hub that does not answer for half a minute.
-    """
+    """True if a model is a folder, or the Hub does not answer; libraries would ask it for half a minute."""
     if Path(name).exists():
         return True
     try:

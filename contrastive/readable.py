@@ -42,10 +42,7 @@ _DENSE = re.compile("[\u3400-\u9fff\uac00-\ud7af\U00020000-\U0003134f]")
 def shares_read(
     texts: Sequence[str], encoded: "Sequence[Encoding]", unknown: int | None, vocabulary: int
 ) -> NDArray[np.float32]:
-    """[n] how much of each text a tokenizer reads; 1 for small vocabularies.
-
-    `unknown`: number of the token for what the tokenizer does not know; `vocabulary`: tokens that it has.
-    """
+    """[n] how much of each text a tokenizer reads; 1 for small vocabularies. `unknown`: the token for what it does not know."""
     if vocabulary < _FEWEST:
         return np.ones(len(texts), dtype=np.float32)
     found = list[float]()

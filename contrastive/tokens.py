@@ -1,7 +1,4 @@
-"""Token vectors of an encoder's own states: the head that maps them, and the codes of a collection.
-
-Knows nothing of docid trees or of search.
-"""
+"""Token vectors of an encoder's own states: the head that maps them, and the codes of a collection. Knows nothing of search."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,10 +25,7 @@ class TokenHead:
 
     @classmethod
     def fit(cls, encoder: TextEncoder, texts: Sequence[str], config: TokensConfig) -> "TokenHead":
-        """Return the principal directions of the token states of a sample of the documents' texts, rotated at random.
-
-        The rotation changes no score, and makes all dimensions equally important to the quantiser.
-        """
+        """Return the principal directions of a sample of token states, rotated, so that none is more important."""
         rows = np.unique(np.linspace(0, len(texts) - 1, min(SAMPLE, len(texts))).astype(int))
         moments = np.zeros((encoder.state_dim, encoder.state_dim), dtype=np.float64)
         sample = [texts[row] for row in rows.tolist()]

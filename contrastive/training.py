@@ -40,12 +40,7 @@ def hard_negatives(
     given: Mapping[str, Sequence[int]] | None = None,
     seed: int = 0,
 ) -> dict[str, list[int]]:
-    """Return {query: rows of `count` documents that it does not ask for}: those given, then drawn from the best of BM25.
-
-    `queries`: {document row: its train queries}; `count`: of each query; fewer only if there are fewer other documents;
-    `own`: {query: the documents that it is itself}, which are neither relevant nor negatives; `given`: {query:
-    negatives that somebody judged, or mined}.
-    """
+    """Return {query: rows of `count` documents that it neither asks for nor is}: those given, then some of BM25's best."""
     relevant = _relevant(queries)
     names = list(relevant)
     for text, rows in (own or {}).items():
@@ -67,10 +62,7 @@ def hard_negatives(
 def drawn_documents(
     queries: Mapping[int, Sequence[str]], documents: int, count: int, seed: int = 0
 ) -> dict[str, list[int]]:
-    """Return {query: rows of `count` documents that it does not ask for}: all documents in turn, in random order.
-
-    `queries`: {document row: its queries}; `count`: of each query; fewer only if there are fewer other documents.
-    """
+    """Return {query: rows of `count` documents that it does not ask for}: all documents in turn, in random order."""
     order = random.Random(seed).sample(range(documents), documents)
     turn, found = cycle(order), dict[str, list[int]]()
     for text, own in _relevant({row: queries[row] for row in sorted(queries)}).items():

@@ -229,10 +229,7 @@ class QueryMemory:
         return pairs.select(np.argsort(pairs.times[:, 0], kind="stable"))
 
     def knows(self, queries: Sequence[str], vectors: Floats | None = None) -> Bools:
-        """[n] Whether queries were learned, in whatever case, spaces or composition.
-
-        `queries`: [n] their texts; `vectors`: [n, dim] of them, which are compared if the memory `is_published`.
-        """
+        """[n] whether queries were learned; those of a memory that `is_published` by their vectors [n, dim]."""
         if not len(self):
             return np.zeros(len(queries), dtype=bool)
         known = np.isin(self._keys(queries), self._all_keys)
@@ -317,10 +314,7 @@ class QueryMemory:
         return Taken(rows.astype(np.int64), numbers, counts, np.bincount(numbers, counts, len(rows)).astype(np.float32))
 
     def term_counts(self, terms: Sequence[str], rows: Rows) -> Floats:
-        """[terms, n] how many earlier queries of documents [n], by their rows, have each of some terms.
-
-        A pair that was learned often counts more, as in `shares`.
-        """
+        """[terms, n] how many earlier queries of documents [n] have each of some terms, weighed as in `shares`."""
         pairs, documents = self._pairs_of(rows)
         hashed, starts, lengths = self._terms
         held, of = hashed[ranges(starts[pairs], lengths[pairs])], np.repeat(np.arange(len(pairs)), lengths[pairs])
@@ -358,10 +352,7 @@ class QueryMemory:
         ]
 
     def _nearest(self, queries: Floats) -> Iterator[tuple[Ints, Floats, Floats]]:
-        """Yield for each query the numbers and cosines of the nearest pairs, and of all as near as the next, and all cosines.
-
-        Of the pairs that take part.
-        """
+        """Yield for each query the numbers and cosines of the nearest pairs that take part, with ties, and all cosines."""
         active = self._active
         for cosines in chain.from_iterable(self._cosines(queries)):
             own = cosines if active is None else cosines[active]

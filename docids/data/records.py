@@ -113,11 +113,7 @@ class Oddities:
 
 
 def checked_documents(records: Records, name: object) -> Iterator[Row]:
-    """Yield the row of each document, checked one by one; at the end a line counts each kind of what is odd.
-
-    `records`: each with an id and a text under one of `ID_KEYS` and `TEXT_KEYS`; optionally with title and metadata
-    {key: value}. All other keys are metadata too. None and NaN are missing.
-    """
+    """Yield the row of each document, checked one by one; at the end a line counts each kind of what is odd."""
     seen, odd = dict[str, int](), Oddities(name)
     for number, (source, record) in enumerate(records, start=1):
         row = document_row(record, source, odd)
@@ -252,10 +248,7 @@ def _metadata(record: Mapping[str, Any], source: str) -> Iterator[tuple[str, Any
 
 
 def _value(value: Any, source: str, key: str, odd: Oddities) -> Any:
-    """Return a value that a column can hold; None if it is missing, or an object, which is counted.
-
-    A list, tuple or set is a list; a time is one of UTC; UUIDs, paths, enumerations and decimal numbers are texts.
-    """
+    """Return a value as a column holds it, with times in UTC; None if it is missing, or an object, which is counted."""
     if type(value) is str and value.isascii():  # most are
         return value
     if isinstance(value, list | tuple | Set):

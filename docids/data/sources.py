@@ -1,7 +1,4 @@
-"""The documents and queries of whatever holds them, as records: lists, tables, data sets, and files of lines or tables.
-
-Each record comes after the words that name it in messages. Knows nothing of what records must hold.
-"""
+"""Whatever holds documents or queries, as records: lists, tables, data sets, and files of lines or tables."""
 
 import csv
 import gzip
@@ -65,10 +62,7 @@ _INEXACT = "^-?(0[0-9]|[0-9]{16})"
 
 
 def records_of(source: Any, name: str = "documents", *, texts: bool = True) -> Records:
-    """Yield the records of a list, an iterator, a series, a DataFrame, an Arrow table or a data set, after their names.
-
-    A text is a record whose id is its place, unless `texts` are refused.
-    """
+    """Yield the records of whatever is in memory, after their names; a text, where allowed, has its place as its id."""
     for place, record in enumerate(items_of(source, name)):
         if isinstance(record, str) and texts:
             record = {"_id": str(place), "text": record}
@@ -295,10 +289,7 @@ def _own_name(name: str) -> str:
 
 
 def column_names(path: Path, encoding: str = "utf-8-sig") -> tuple[list[str], str, int]:
-    """Return the values of the first line that is not blank, at most a million bytes, what separates them, and lines to skip.
-
-    A line `sep=;` before them, as spreadsheets write it, says what separates them.
-    """
+    """Return the first line's values, what separates them (a line `sep=;` above may say), and lines to skip."""
     with path.open("rb") as file:
         head = file.read(_HEADER).decode(encoding, errors="replace")  # Arrow refuses what is not of it
     if hint := _SEPARATOR.match(head):
@@ -358,10 +349,7 @@ def _is_exact(texts: pa.ChunkedArray, numbers: pa.ChunkedArray) -> bool:
 
 
 def text_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield number, from 1, and text of each line of a UTF-8 file that is not blank, without its end.
-
-    A file whose name ends in .gz is decompressed. A byte order mark is skipped; lines end in LF or CRLF.
-    """
+    """Yield number, from 1, and text of each line of a UTF-8 file, perhaps gzipped, that is not blank, without its end."""
     number = last = 0
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:

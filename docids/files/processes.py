@@ -60,11 +60,7 @@ class Processes:
         return False
 
     def map(self, work: Callable[..., U], pieces: Sequence[T], values: Callable[[T], tuple[Any, ...]]) -> list[U]:
-        """Return the result of a function for each piece, in order.
-
-        `work`: importable by all processes; its result depends on its arguments alone; `values`: returns the arguments
-        for a piece; called by who does it, or gives it away.
-        """
+        """Return, in order, what an importable function makes of the arguments that `values` returns for each piece."""
         return self.collect([work(*values(piece)) for piece in self.share(pieces)])
 
     def merge(self, items: Mapping[str, T], work: Callable[[dict[str, T]], Mapping[str, U]]) -> dict[str, U]:

@@ -1,7 +1,4 @@
-"""Files and folders that are replaced atomically, by one writer at a time, and arrays on disk.
-
-Knows nothing of their content.
-"""
+"""Files and folders that are replaced atomically, by one writer at a time, and arrays on disk. Knows no content."""
 
 import errno
 import hashlib
@@ -267,8 +264,7 @@ def _acquire(lock: FileLock, folder: Path, writer: Path, *, wait: bool) -> None:
         lock.acquire()
     except OSError as error:
         raise OSError(
-            error.errno,
-            f"the file system of {folder} cannot lock files ({error.strerror}); use a folder on another",
+            error.errno, f"the file system of {folder} cannot lock files ({error.strerror}); use a folder on another"
         ) from None
 
 

@@ -1,7 +1,4 @@
-"""Docids read from a file: per line a doc_id, a tab, and numbers separated by spaces.
-
-A document may have several lines; if documents have pieces, one per piece, in order. Equal paths get one more number each.
-"""
+"""Docids read from a file: a line a docid, or a piece in order, with a doc_id, a tab, and numbers between spaces."""
 
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence

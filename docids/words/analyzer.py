@@ -115,12 +115,7 @@ _STEMMERS = threading.local()
 
 
 class Analyzer(dict[str, tuple[str, ...]]):
-    """Turns texts into terms; a mapping {token: its terms} that fills itself, as collections repeat their tokens.
-
-    Queries fill it too, so what it remembers is bounded in bytes, whatever they consist of.
-
-    `language`: of the texts: one of `LANGUAGES`, or "none" for words as they are.
-    """
+    """Turns texts into terms; a mapping {token: its terms} that fills itself, up to a number of bytes."""
 
     def __init__(self, language: str) -> None:
         super().__init__()

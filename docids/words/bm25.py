@@ -100,10 +100,7 @@ class BM25:
         self.scorer = TermScorer(self._postings, damping, self.lengths)
 
     def update(self, removed: Collection[int], doc_ids: Sequence[str], texts: Sequence[str]) -> "BM25":
-        """Return BM25 without the documents in some rows and with those of new texts at the end, as if built from the result.
-
-        `doc_ids`: of all documents afterwards.
-        """
+        """Return BM25 less some rows and with new texts at the end, as if built anew; `doc_ids` are of the result."""
         keep = np.ones(len(self.lengths), dtype=bool)
         keep[list(removed)] = False
         vocabulary, counts, lengths = _count(texts, self.analyzer, self._vocabulary)

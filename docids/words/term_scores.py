@@ -245,10 +245,7 @@ def _scan(readings: Sequence[_Reading], allowed: Bools | None, others: Rows) -> 
 
 
 def _choose_depths(unread: Sequence[Floats], budget: int) -> list[int]:
-    """Choose how deep to read each list, as an index into `_DEPTHS`; extend the list whose unread part weighs most.
-
-    `unread`: for each list, [depths] the highest contribution below each depth.
-    """
+    """Choose how deep to read lists, as indices of `_DEPTHS`, from what is unread below each: deeper where that weighs most."""
     depths, queue = [0] * len(unread), [(-float(bounds[0]), n) for n, bounds in enumerate(unread)]
     heapify(queue)
     while queue:

@@ -1,8 +1,7 @@
 """The map from query states to token vectors, trained on train queries against the codes of documents as they are.
 
-A document's tokens stay what `TokenHead` makes of them, so nothing is encoded again; a query's get a matrix of their own. It
-starts at that of documents and is trained by cross-entropy over late interaction (ColBERT; Khattab and Zaharia 2020), with hard
-negatives; where dev queries lose by it, it is not kept. Knows nothing of docids, and not how hard negatives are found.
+It starts at that of documents and is trained by cross-entropy over late interaction (ColBERT; Khattab and Zaharia 2020), with
+hard negatives, wherever these come from; where dev queries lose by it, it is not kept. Knows nothing of docids.
 """
 
 import logging

@@ -1,8 +1,6 @@
 """What an encoder knows of texts, whatever computes its vectors: where they are cut, and which tokens they have.
 
-`dsi.contrastive.encoder.Encoder` computes with a model of sentence-transformers, which is trained and saved;
-`dsi.contrastive.graph.GraphEncoder` with the graph of one that an index holds. Arrays are NumPy's, so that a search needs
-neither torch nor transformers. Knows nothing of docids or of decoders.
+Arrays are NumPy's, so that a search needs neither torch nor transformers. Knows nothing of docids or of decoders.
 """
 
 import logging

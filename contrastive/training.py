@@ -1,8 +1,7 @@
-"""Contrastive pre-training: from documents and their queries to a tuned encoder.
+"""Contrastive pre-training: from documents and their queries to a tuned encoder. Knows nothing of docids.
 
 A training row is a document, a query of it, and other documents: hard negatives, among the best of BM25 for the query, or
-any in turn, as in the paper. So every batch holds positives, and documents to tell from them. Several devices and
-checkpoints come from `SentenceTransformerTrainer`. Knows nothing of docids.
+any in turn, as in the paper.
 """
 
 import random

@@ -1,7 +1,6 @@
-"""Collections in BEIR layout: documents, queries and relevance judgements, read once and checked.
+"""Collections in BEIR layout: documents, queries and relevance judgements, read once and checked. Knows no models or docids.
 
-Documents are an Arrow table (`datasets.Dataset`), queries and judgements dictionaries. Every error names the file,
-the line, the value and the remedy. Knows nothing of models, docids or measures.
+Documents are an Arrow table, queries and judgements dictionaries. An error names file, line, value and remedy.
 """
 
 import logging

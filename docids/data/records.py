@@ -1,10 +1,7 @@
-"""Documents and queries from records to Arrow tables: records -> checked rows -> columns.
+"""Documents and queries from records to Arrow tables: records -> checked rows -> columns. Reads no files.
 
-`dsi.docids.data.sources` yields the records of files and of what is in memory.
-1) `checked_documents` and `checked_queries` check them, the same for files, memory, `add` and the server;
-2) `table_of` finds a type for each column of metadata, and makes a table of the rows.
-
-What cannot be understood is refused. What is odd is counted, in one line a kind. Reads no files.
+The checks are the same for files, memory, `add` and the server. What cannot be understood is refused, and what is odd is
+counted, in one line a kind.
 """
 
 import enum

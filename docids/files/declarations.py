@@ -1,7 +1,6 @@
 """Declares settings once: a frozen dataclass whose annotations are types and ranges, with each meaning in a docstring below.
 
-pydantic checks the values; a wrong one is a ValueError on one line. Commands, the schema of the HTTP interface and the table of
-settings in the documentation read the same declarations. Knows no settings.
+pydantic checks the values; a wrong one is a ValueError on one line. Commands, HTTP and documentation read the same.
 """
 
 import ast

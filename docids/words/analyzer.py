@@ -276,9 +276,3 @@ def _written_alike(word: str) -> str:
     """Return a word without case, in one of the ways to write its digits, and letters of Arabic and Hindi."""
     word = word.casefold()
     return word if word.isascii() else _NASAL.sub("ं", word.translate(_WRITTEN_ALIKE))
-
-
-def check_language(name: str, language: str) -> None:
-    """Raise ValueError unless there is a stemmer of a language; `name`: of the setting, or of the file that holds it."""
-    if language not in (FOUND, NO_STEMS, *LANGUAGES):
-        raise ValueError(f'{name} must be "{FOUND}", "{NO_STEMS}" or one of {", ".join(LANGUAGES)}, got {language!r}.')

@@ -1,7 +1,6 @@
 """Scores of documents that are sums over the terms of a query: of all documents, or of the top ones without scoring the rest.
 
-A term adds its factor in the query times its weight in the document, which is value / (value + the document's damping), the
-value from a posting list. Of long lists only the top is read, as deep as a query needs. Knows nothing of words.
+A term adds its factor in the query times its weight in the document, value / (value + the document's damping).
 """
 
 from collections.abc import Iterator, Sequence

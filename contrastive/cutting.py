@@ -77,18 +77,18 @@ def cut_documents(
 
 
 def cut_document(
-    title: str, text: str, of_title: Offsets, of_text: Offsets, lengths: Lengths, limit: int
+    title: str, text: str, of_title: Offsets, of_text: Offsets, lengths: Lengths, most: int
 ) -> DocumentCut:
-    """Return where a document is cut, given its first tokens; `limit`: tokens of title and text that the model reads."""
+    """Return where a document is cut, given its first tokens; `most`: tokens of title and text that the model reads."""
     length = lengths.document
-    if len(of_text) <= length and len(of_title) + len(of_text) <= limit:
+    if len(of_text) <= length and len(of_title) + len(of_text) <= most:
         return DocumentCut(((0, len(text)),), len(title))
     if lengths.pieces == 1:
         end = of_text[length - 1][1] if len(of_text) > length else len(text)
         return DocumentCut(((0, end),), len(title), is_whole=False)
-    of_title = of_title[: limit // 4]
+    of_title = of_title[: most // 4]
     title_end = len(title) if not of_title or not has_words(title[of_title[-1][1] :]) else of_title[-1][1]
-    longest = max(1, min(length, limit - len(of_title) - _MARGIN))
+    longest = max(1, min(length, most - len(of_title) - _MARGIN))
     length = min(lengths.piece, longest)
     spans = piece_spans(text, of_text, length, lengths.pieces)
     while has_words(text[spans[-1][1] :]) and length < longest:  # as short as the number of pieces allows

@@ -211,9 +211,9 @@ def _choose_prompt(model: SentenceTransformer, kind: str, given: str | None) -> 
     own = _own_prompt(model, kind)
     others = sorted(name for name, prompt in model.prompts.items() if prompt)
     if kind == "query" and others and not own and not _own_prompt(model, "document"):
+        names = ", ".join(others)
         logger.warning(
-            "The encoder has prompts for other tasks alone (%s); set encoder.query_prompt to use one.",
-            ", ".join(others),
+            "The encoder has prompts for other tasks alone (%s); set encoder.query_prompt to use one.", names
         )
     return own
 

@@ -54,11 +54,9 @@ def write_plainly(folder: Path) -> None:
     for path in sorted(folder.rglob("*.json")):
         if path.name == "sentence_bert_config.json":
             config = read_any_json(path)
-            if "text" not in config["modality_config"]:
-                raise ValueError(
-                    f"The model in {folder} reads {', '.join(config['modality_config'])}, and must read texts."
-                )
-            write_json(path, {**config, "modality_config": {"text": config["modality_config"]["text"]}})
+            if "text" not in (modalities := config["modality_config"]):
+                raise ValueError(f"The model in {folder} reads {', '.join(modalities)}, and must read texts.")
+            write_json(path, {**config, "modality_config": {"text": modalities["text"]}})
         elif path.name not in ("modules.json", TOKENIZER):
             write_json(path, _without_refused(read_any_json(path)))
     check_settings(folder.rglob("*"))

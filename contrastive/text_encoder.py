@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dsi.contrastive.config import LONGEST_INPUT, LONGEST_PROMPT, EncoderConfig
 from dsi.contrastive.cutting import MORE, DocumentCut, Lengths, cut_documents, has_words, head_of, piece_text
@@ -183,9 +182,7 @@ class TextEncoder(ABC):
             self._warned_long_query = True
         return texts, encoded
 
-    def shares_read(
-        self, texts: Sequence[str], encoded: "Sequence[tokenizers.Encoding] | None" = None
-    ) -> NDArray[np.float32]:
+    def shares_read(self, texts: Sequence[str], encoded: "Sequence[tokenizers.Encoding] | None" = None) -> Floats:
         """[n] how much of each text the encoder reads, between 0 and 1, as its tokens tell."""
         encoded = self._tokens(texts, LONGEST_INPUT, marks=False) if encoded is None else encoded
         return shares_read(texts, encoded, self.vocabulary.unknown, self._vocabulary_size)

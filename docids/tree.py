@@ -233,9 +233,8 @@ class DocidTree:
             if node >= self.num_inner:
                 raise ValueError(f"digits {tuple(digits)} go on below a document, which ends at level {level}.")
             if not 0 <= digit < self.num_children[node]:
-                raise ValueError(
-                    f"digits {tuple(digits)}: level {level} has digits 0 to {self.num_children[node] - 1}, got {digit}."
-                )
+                most = self.num_children[node] - 1
+                raise ValueError(f"digits {tuple(digits)}: level {level} has digits 0 to {most}, got {digit}.")
             node = int(self.first_child[node] + digit)
         return node
 

@@ -174,9 +174,9 @@ class _Growing:
         grandparent = self._parent_with_room(parent)
         opened = self._with_room(grandparent, are_clusters=False)
         (centroid,) = self._centroids([parent])
-        return (
-            self._nearest(centroid, opened) if opened else self._append_inner(grandparent, centroid, is_cluster=False)
-        )
+        if opened:
+            return self._nearest(centroid, opened)
+        return self._append_inner(grandparent, centroid, is_cluster=False)
 
     def _with_room(self, parent: int, *, are_clusters: bool) -> list[int]:
         """Return children that an update opened, so that no decoder was trained with them, and that have room."""

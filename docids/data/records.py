@@ -142,8 +142,8 @@ def document_row(record: Mapping[str, Any], source: str, odd: Oddities) -> Row:
     return row
 
 
-def checked_queries(records: Records, name: object, *, whole: bool = True) -> dict[str, str]:
-    """Return {query_id: text} of records with id and text; a line counts empty ones, and `whole` refuses to read none."""
+def checked_queries(records: Records, name: object) -> dict[str, str]:
+    """Return {query_id: text} of records with id and text; a line counts empty ones; none is an error."""
     queries, odd = dict[str, str](), Oddities(name)
     for source, record in records:
         query_id, query = query_of(record, source)
@@ -152,7 +152,7 @@ def checked_queries(records: Records, name: object, *, whole: bool = True) -> di
         if not query.strip():
             odd.count(EMPTY_QUERIES, query_id)
         queries[query_id] = query
-    if whole and not queries:
+    if not queries:
         raise ValueError(f"{name} holds no queries; it needs one a line, with id and text.")
     odd.warn()
     return queries
@@ -175,14 +175,11 @@ def ids_of(source: Any, name: str) -> list[Any]:
         what = f"the string {shown(source)}" if isinstance(source, str) else shown(source)
         raise ValueError(f"{name} must be a list or set of doc_ids, got {what}.")
     items = source if isinstance(source, Set) else items_of(source, name)
-    return [
-        id_of(
-            unpack(
-                _given(own, ID_KEYS, f"{name}[{number}]", "doc_id", needed=True) if isinstance(own, Mapping) else own
-            )
-        )
+    ids = (
+        _given(own, ID_KEYS, f"{name}[{number}]", "doc_id", needed=True) if isinstance(own, Mapping) else own
         for number, own in enumerate(items)
-    ]
+    )
+    return [id_of(unpack(own)) for own in ids]
 
 
 def _check_id(value: object, name: str) -> str:
@@ -232,9 +229,8 @@ def _metadata(record: Mapping[str, Any], source: str) -> Iterator[tuple[str, Any
     further = {key: value for key, value in record.items() if key not in _OWN_KEYS}
     for key in further.keys() & metadata.keys():
         if repr(metadata[key]) != repr(further[key]):
-            raise ValueError(
-                f"{source}: {shown(key)} is {shown(further[key])}, but {shown(metadata[key])} in metadata; give one."
-            )
+            outer, inner = shown(further[key]), shown(metadata[key])
+            raise ValueError(f"{source}: {shown(key)} is {outer}, but {inner} in metadata; give one.")
     for key, value in {**further, **metadata}.items():
         name = _text(key, f"{source}: a key of metadata")
         if "\0" in name:  # where Arrow ends the names of columns
@@ -427,9 +423,8 @@ def converted(value: Any, kind: str) -> Any:
     (datetime.date(2024, 1, 15), ['3'], 'true')
     """
     if kind.startswith("list of "):
-        return [
-            converted(own, kind.removeprefix("list of ")) for own in (value if isinstance(value, list) else [value])
-        ]
+        values = value if isinstance(value, list) else [value]
+        return [converted(own, kind.removeprefix("list of ")) for own in values]
     if isinstance(value, list):
         raise ValueError("a list")
     if kind == "text":

@@ -254,7 +254,7 @@ def bare_records(path: Path) -> Records:
         is_first = False
         if not tab:
             raise ValueError(
-                f"{source}: expected id<TAB>text, or a first line that names columns (id, text, …); got {line[:60]!r}."
+                f"{source}: expected id<TAB>text, or columns named in the first line (id, text, …); got {line[:60]!r}."
             )
         yield source, {"_id": record_id, "text": text}
 
@@ -267,11 +267,11 @@ def _table_rows(path: Path, encoding: str = "utf-8-sig") -> Iterator[dict[str, A
     _check_columns(names, f"{path}, line 1")
     plain, texts = encoding.removesuffix("-sig"), dict.fromkeys(names, pa.string())
     try:
+        # One thread, so that errors tell the row.
+        options = pa_csv.ReadOptions(use_threads=False, block_size=LONGEST_LINE, encoding=plain, skip_rows=skipped)
         table = pa_csv.read_csv(
             path,
-            pa_csv.ReadOptions(
-                use_threads=False, block_size=LONGEST_LINE, encoding=plain, skip_rows=skipped
-            ),  # so that errors tell the row
+            options,
             pa_csv.ParseOptions(delimiter=separator, newlines_in_values=True),
             pa_csv.ConvertOptions(column_types=texts, null_values=[""], strings_can_be_null=True),
         )
@@ -322,9 +322,7 @@ def _check_columns(names: Sequence[str], source: str) -> None:
         raise ValueError(f"{source}: a table has at most {MOST_COLUMNS:,} columns, got {len(names):,}; leave some out.")
     _check_different(names, source)
     if hidden := [name for name in names if not name.isprintable()]:
-        raise ValueError(
-            f"{source}: the column {shown(hidden[0])} has a character that cannot be printed; leave it out."
-        )
+        raise ValueError(f"{source}: the column {shown(hidden[0])} has an unprintable character; leave it out.")
 
 
 def _typed(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -355,17 +353,13 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), start=1):
                 if len(line) > LONGEST_LINE:
-                    raise ValueError(
-                        f"{path}, line {number} has more than {LONGEST_LINE:,} bytes; write shorter lines."
-                    )
+                    raise ValueError(f"{path}, line {number} has more than {LONGEST_LINE:,} bytes; shorten it.")
                 text = _decode(line, f"{path}, line {number}").removeprefix("\ufeff" if number == 1 else "")
                 if text.strip():
                     last = number
                     yield number, text.rstrip("\r\n")
                 elif number - last > _MOST_BLANK:
-                    raise ValueError(
-                        f"{path} has more than {_MOST_BLANK:,} blank lines after line {last}; remove them."
-                    )
+                    raise ValueError(f"{path} has over {_MOST_BLANK:,} blank lines after line {last}; remove them.")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is damaged after line {number} ({error}); fetch or compress it again.") from None
 
@@ -377,9 +371,7 @@ def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
             record = json.loads(line)
         except json.JSONDecodeError as error:
-            raise ValueError(
-                f"{source}: not valid JSON ({error.msg}); got {line[:60]!r}; write one object a line."
-            ) from None
+            raise ValueError(f"{source}: not valid JSON ({error.msg}), got {line[:60]!r}; write objects.") from None
         except (ValueError, RecursionError):  # of int(), or of lists in lists
             raise ValueError(
                 f"{source}: JSON nested too deeply, or an integer of thousands of digits; write a text instead."

@@ -34,11 +34,7 @@ NameOrPath = Annotated[str, AfterValidator(os.path.expanduser)]
 """Of a model or a file."""
 
 ALIASES = {
-    "top_k": "k",
-    "topk": "k",
-    "num_results": "k",
-    "n": "k",
-    "limit": "k",
+    **dict.fromkeys(("top_k", "topk", "num_results", "n", "limit"), "k"),
     "beam": "beam_width",
     "filter": "where",
 }

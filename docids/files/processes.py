@@ -99,10 +99,9 @@ class MatrixRows:
         whole: Any = self.matrix
         while whole is not None and getattr(whole, "filename", None) is None:
             whole = getattr(whole, "base", None)
-        is_whole = (
-            whole is not None and whole.shape == self.matrix.shape and whole.ctypes.data == self.matrix.ctypes.data
-        )
-        if not is_whole or whole.dtype != self.matrix.dtype or not self.matrix.flags.c_contiguous:
+        own = self.matrix
+        is_whole = whole is not None and whole.shape == own.shape and whole.ctypes.data == own.ctypes.data
+        if not is_whole or whole.dtype != own.dtype or not own.flags.c_contiguous:
             return MatrixRows, (self.read(), slice(None))
         return _map_rows, (Path(whole.filename), whole.dtype, whole.shape, whole.offset, self.rows)
 

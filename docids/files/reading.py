@@ -248,9 +248,7 @@ def read_while_unchanged(path: Path, read: Callable[[], T]) -> T:
             continue
         if _identity(path) == before:
             return result
-    raise BlockingIOError(
-        f"{path} changed {_ATTEMPTS} times while it was read; try again when there are fewer updates."
-    )
+    raise BlockingIOError(f"{path} changed {_ATTEMPTS} times while it was read; try again with fewer updates.")
 
 
 def _identity(path: Path) -> bytes:

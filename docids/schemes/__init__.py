@@ -137,9 +137,7 @@ class SchemeInput:
     def __post_init__(self) -> None:
         bad = ~np.isfinite(np.concatenate([own.sum(axis=1, dtype=np.float32) for own in _blocks(self.embeddings)]))
         if bad.any():
-            raise ValueError(
-                f"embeddings must be finite; row {int(np.argmax(bad))} (and {int(bad.sum()) - 1} more) is not."
-            )
+            raise ValueError(f"embeddings must be finite; row {bad.argmax()} (and {bad.sum() - 1} more) is not.")
         check_branching(len(self.embeddings), self.config)
 
 

@@ -22,6 +22,7 @@ from dsi.docids.files.ram import give_back_memory
 from dsi.docids.files.reading import map_tensors
 from dsi.docids.files.storage import replacing, save_tensors, scratch_blocks, write_array
 from dsi.docids.token_vectors import TokenCodes
+from dsi.docids.types import Floats
 
 if TYPE_CHECKING:
     import datasets
@@ -129,7 +130,7 @@ def encode_blocks(
     folder: Path,
     processes: Processes,
     head: TokenHead | None = None,
-) -> NDArray[np.float32]:
+) -> Floats:
     """Return embeddings [texts, dim], mapped from a folder, where a killed run left blocks; a head adds token codes."""
     joined = folder / "all.npy"
     if not joined.exists():

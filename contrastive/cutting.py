@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dsi.docids.types import Ints
 from dsi.docids.words.sentences import SENTENCE_END
 
 _OVERLAP, _MARGIN = 32, 4
@@ -161,7 +161,7 @@ def piece_spans(text: str, offsets: Sequence[tuple[int, int]], length: int, piec
     return spans
 
 
-def _edge(edges: Sequence[NDArray[np.integer]], least: int, most: int, *, last: bool) -> int:
+def _edge(edges: Sequence[Ints], least: int, most: int, *, last: bool) -> int:
     """Return the first or last number from `least` to `most` of the first list that has one; 0 if none has. Lists ascend."""
     for numbers in edges:
         own = numbers[np.searchsorted(numbers, least) : np.searchsorted(numbers, most, side="right")]

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
-from numpy.typing import NDArray
 from safetensors.torch import load_file
 from sentence_transformers.base.modules import Transformer
 from torch import nn
@@ -22,6 +21,7 @@ from dsi.contrastive.config import LONGEST_INPUT
 from dsi.contrastive.model_files import LOADING, PROBE, TOKENIZER, check_settings, refuses
 from dsi.docids.files.reading import RESTORE, read_any_json
 from dsi.docids.files.storage import write_json
+from dsi.docids.types import Floats
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -81,9 +81,7 @@ def is_local(name: str) -> bool:
     return False
 
 
-def load_complete(
-    load: Callable[[], M], outputs: Callable[[M], NDArray[np.float32]] | None = None, part: str = ""
-) -> M:
+def load_complete(load: Callable[[], M], outputs: Callable[[M], Floats] | None = None, part: str = "") -> M:
     """Return a model whose files have all weights that its answers depend on, and no layers beyond those of its configuration.
 
     `load`: loads it by `from_pretrained` of transformers, which makes what its files lack at random or as zeros; `outputs`:
@@ -151,7 +149,7 @@ def _pattern(model: PreTrainedModel, name: str) -> str:
 
 
 @torch.no_grad()
-def _matter(missing: Mapping[str, PreTrainedModel], outputs: Callable[[], NDArray[np.float32]]) -> bool:
+def _matter(missing: Mapping[str, PreTrainedModel], outputs: Callable[[], Floats]) -> bool:
     """True if outputs depend on the missing weights of some models; they have noise instead of their values afterwards."""
     before = outputs()
     with torch.random.fork_rng():

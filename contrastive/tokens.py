@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dsi.contrastive.config import TokensConfig
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.token_vectors import TokenCodes, encode_states
+from dsi.docids.types import Floats
 
 SAMPLE = 500
 """Texts whose states the head is fitted to: some 60,000 tokens."""
@@ -20,7 +20,7 @@ _BATCH = 64
 class TokenHead:
     """Makes token vectors of token states."""
 
-    matrix: NDArray[np.float32]  # [dim, state_dim]
+    matrix: Floats  # [dim, state_dim]
     bits: int  # of a dimension
 
     @classmethod
@@ -38,7 +38,7 @@ class TokenHead:
 
     def encode(
         self, encoder: TextEncoder, texts: Sequence[str], *, progress: bool = False
-    ) -> tuple[NDArray[np.float32], TokenCodes]:
+    ) -> tuple[Floats, TokenCodes]:
         """Return embeddings [n, embedding_dim] and token codes of documents, of one pass."""
         embeddings = np.empty((len(texts), encoder.embedding_dim), dtype=np.float32)
         codes = [encode_states(self.matrix, self.bits, [])]

@@ -73,12 +73,7 @@ class _ProgressLine(TrainerCallback):
         return round(self._texts * min(1.0, state.global_step / state.max_steps))
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **_: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **_: Any
     ) -> None:
         """Show the loss."""
         if self._bar and logs and "loss" in logs:

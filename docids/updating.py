@@ -20,7 +20,7 @@ _OVERFULL = 2
 """A cluster is full with this many times the documents (or clusters) of the largest one at training."""
 
 
-def remove_documents(tree: DocidTree, rows: NDArray[np.integer]) -> DocidTree:
+def remove_documents(tree: DocidTree, rows: Ints) -> DocidTree:
     """Return the tree without some documents; their places become free."""
     gone = np.zeros(tree.num_places + 1, dtype=bool)  # the last entry is that of row -1, free places
     gone[rows] = True
@@ -61,9 +61,9 @@ def without_traces(tree: DocidTree) -> DocidTree:
 def add_documents(
     tree: DocidTree,
     embeddings: Floats,
-    rows: NDArray[np.integer] | None = None,
+    rows: Ints | None = None,
     tokens: TokenCodes | None = None,
-    spans: NDArray[np.integer] | None = None,
+    spans: Ints | None = None,
 ) -> DocidTree:
     """Return the tree with more documents, which take the next rows of the document table.
 
@@ -198,13 +198,7 @@ class _Growing:
 
     # The resulting tree.
 
-    def assemble(
-        self,
-        embeddings: Floats,
-        rows: NDArray[np.integer],
-        tokens: TokenCodes | None,
-        spans: NDArray[np.integer] | None,
-    ) -> DocidTree:
+    def assemble(self, embeddings: Floats, rows: Ints, tokens: TokenCodes | None, spans: Ints | None) -> DocidTree:
         """Return the tree with its nodes renumbered: inner nodes breadth-first, documents in docid order."""
         tree, inner, documents = self.tree, self.tree.num_inner, self.tree.num_places
         # 1) Parent and digit of each inner node, cluster and digit of each place.
@@ -289,14 +283,14 @@ def _document_ranges(
     return start, size
 
 
-def _with_rows(vectors: Vectors, rows: NDArray[np.integer], new: Floats) -> Vectors:
+def _with_rows(vectors: Vectors, rows: Ints, new: Floats) -> Vectors:
     """Return the vectors with some replaced."""
     source = np.arange(len(vectors), dtype=np.int32)
     source[rows] = len(vectors) + np.arange(len(new), dtype=np.int32)
     return vectors.rearrange(source, new)
 
 
-def _with_means(tree: DocidTree, changed: NDArray[np.integer]) -> DocidTree:
+def _with_means(tree: DocidTree, changed: Ints) -> DocidTree:
     """Return the tree with the centroids above changed places recomputed; a node without documents keeps its centroid."""
     occupied = tree.doc_rows >= 0
     before = np.concatenate([[0], np.cumsum(occupied, dtype=np.int32)])

@@ -7,7 +7,6 @@ from typing import Any, Literal, TypeAlias
 
 import faiss as library
 import numpy as np
-from numpy.typing import NDArray
 
 from dsi.docids.files.declarations import settings
 from dsi.docids.files.reading import is_finite
@@ -256,7 +255,7 @@ class Vectors:
     def _decode(self, codes: Numbers) -> Floats:
         return self.codec.decode(codes) if self.codec else codes
 
-    def rearrange(self, source: NDArray[np.integer], new: Floats) -> "Vectors":
+    def rearrange(self, source: Ints, new: Floats) -> "Vectors":
         """Return vectors in another order, without copying the original ones.
 
         `source`: [m] row of each vector here; n + i for row i of `new`; `new`: [k, dim] further vectors.

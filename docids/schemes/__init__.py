@@ -128,7 +128,7 @@ class SchemeInput:
     doc_ids: Sequence[str] = ()
     titles: Sequence[str] = ()
     texts: Sequence[str] = ()
-    rows: NDArray[np.integer] | None = None
+    rows: Ints | None = None
     tokenizer: Any = None
     seed: int = 0
     processes: Processes = ALONE
@@ -155,7 +155,7 @@ class Docids:
     """
 
     paths: Ints
-    rows: NDArray[np.integer] | None = None
+    rows: Ints | None = None
 
     def __post_init__(self) -> None:
         _check_paths(self.paths)
@@ -179,7 +179,7 @@ class Docids:
         """
         return cls(pad_paths(paths))
 
-    def with_rows(self, rows: NDArray[np.integer]) -> "Docids":
+    def with_rows(self, rows: Ints) -> "Docids":
         """Return the same paths as those of the documents [N] `rows`."""
         _check_rows(rows, len(self.paths))
         same = copy.copy(self)  # the paths are checked, and different
@@ -277,7 +277,7 @@ def _check_paths(paths: Ints) -> None:
             )
 
 
-def _check_rows(rows: NDArray[np.integer], paths: int) -> None:
+def _check_rows(rows: Ints, paths: int) -> None:
     ascends = _are_integers(rows, 1) and len(rows) == paths and rows[0] == 0 and np.isin(np.diff(rows), (0, 1)).all()
     if not ascends or np.bincount(rows.astype(np.int64)).max() > MOST_PLACES:
         raise ValueError(
@@ -295,7 +295,7 @@ def _kind(value: object) -> str:
     return f"an array of {value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else shown(value)
 
 
-def _smallest(numbers: NDArray[np.integer]) -> np.dtype[np.signedinteger]:
+def _smallest(numbers: Ints) -> np.dtype[np.signedinteger]:
     """Return the smallest type that holds numbers from -1 on; NumPy sorts those of one or two bytes in linear time."""
     return np.min_scalar_type(-int(numbers.max()) - 1)
 

@@ -10,7 +10,6 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dsi.docids.types import Bools, Floats, Ints, Rows
 from dsi.docids.words.postings import Postings
@@ -138,7 +137,7 @@ class TermScorer:
             scores[rows] += factor * self.weigh(values, rows)  # no row repeats
         return scores
 
-    def contributions(self, terms: Terms, rows: NDArray[np.integer]) -> Floats:
+    def contributions(self, terms: Terms, rows: Ints) -> Floats:
         """Return [terms, rows] what each term adds to the scores of some documents."""
         documents: Ints = np.asarray(rows, dtype=np.int32)
         added = np.zeros((len(terms.numbers), len(rows)), dtype=np.float32)

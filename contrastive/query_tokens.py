@@ -118,9 +118,9 @@ def _encode(encoder: TextEncoder, texts: Sequence[str]) -> tuple[list[NDArray[np
     states = [np.empty((0, encoder.state_dim), np.float16)] * len(texts)
     vectors = np.empty((len(texts), encoder.embedding_dim), dtype=np.float32)
     encoded = encoder.for_search().token_states(texts, "query", progress="states of queries", special=False)
-    for row, own, vector in encoded:
+    for number, own, vector in encoded:
         lengths = np.linalg.norm(own[:_LONGEST], axis=1, keepdims=True)  # a state's length makes no difference
-        states[row], vectors[row] = (own[:_LONGEST] / np.maximum(lengths, 1e-12)).astype(np.float16), vector
+        states[number], vectors[number] = (own[:_LONGEST] / np.maximum(lengths, 1e-12)).astype(np.float16), vector
     return states, vectors
 
 

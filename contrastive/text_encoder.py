@@ -170,10 +170,8 @@ class TextEncoder(ABC):
         """Return `query_texts`, and the tokens of each, without prompt and special ones."""
         length = self.config.query_length
         encoded = self._first_tokens(queries, length + MORE)
-        texts = [
-            query[: max((end for _, end in own.offsets[:length]), default=0)]
-            for query, own in zip(queries, encoded, strict=True)
-        ]
+        ends = [max((end for _, end in own.offsets[:length]), default=0) for own in encoded]
+        texts = [query[:end] for query, end in zip(queries, ends, strict=True)]
         long = [number for number, own in enumerate(encoded) if len(own) > length]
         for number, own in zip(long, self._tokens([texts[n] for n in long], LONGEST_INPUT, marks=False), strict=True):
             encoded[number] = own
@@ -198,9 +196,9 @@ class TextEncoder(ABC):
         """
         texts, embeddings = list(texts), np.empty((len(texts), self.embedding_dim), dtype=np.float32)
         with Bar(f"embeddings of {PLURALS[kind]}", unit="text", total=len(texts), enabled=progress) as bar:
-            for rows in self._passes(texts):
-                embeddings[rows] = self.forward([texts[row] for row in rows], kind).embeddings
-                bar.update(len(rows))
+            for places in self._passes(texts):
+                embeddings[places] = self.forward([texts[place] for place in places], kind).embeddings
+                bar.update(len(places))
         return embeddings
 
     def forward(self, texts: Sequence[str], kind: str) -> EncodedTexts:
@@ -256,12 +254,12 @@ class TextEncoder(ABC):
         `special`: also yield the states of special tokens such as [CLS].
         """
         with Bar(progress, unit="text", total=len(texts), enabled=bool(progress)) as bar:
-            for rows in self._passes(texts):
-                encoded = self.forward([texts[row] for row in rows], kind)
+            for places in self._passes(texts):
+                encoded = self.forward([texts[place] for place in places], kind)
                 kept = encoded.mask if special else encoded.words
-                for row, states, own, embedding in zip(rows, encoded.states, kept, encoded.embeddings, strict=True):
-                    yield row, states[own], embedding
-                bar.update(len(rows))
+                for place, states, own, vector in zip(places, encoded.states, kept, encoded.embeddings, strict=True):
+                    yield place, states[own], vector
+                bar.update(len(places))
 
     def _passes(self, texts: Sequence[str]) -> Iterator[list[int]]:
         """Yield the positions of the texts of each forward pass, those with most tokens first."""
@@ -271,7 +269,7 @@ class TextEncoder(ABC):
             for own in self._tokens(texts[start : start + _COUNTED], self.max_length or LONGEST_INPUT, marks=False)
         ]
         order = np.argsort(-np.array(counts, dtype=np.int64), kind="stable").tolist()
-        for own in passes([counts[row] for row in order], self.batch_size):
+        for own in passes([counts[place] for place in order], self.batch_size):
             yield order[own]
 
     def token_offsets(self, texts: Sequence[str], most: int) -> list[list[tuple[int, int]]]:

@@ -45,8 +45,8 @@ class TokenHead:
         order: list[int] = []
         encoded = encoder.token_states(texts, "document", progress="embeddings and tokens" if progress else "")
         while batch := list(islice(encoded, _BATCH)):
-            rows, states, embedded = zip(*batch, strict=True)
-            embeddings[list(rows)] = np.stack(embedded)
+            places, states, embedded = zip(*batch, strict=True)
+            embeddings[list(places)] = np.stack(embedded)
             codes.append(encode_states(self.matrix, self.bits, states))
-            order += rows
+            order += places
         return embeddings, TokenCodes.join(codes).gather(np.argsort(order))

@@ -72,9 +72,7 @@ class _ProgressLine(TrainerCallback):
     def _texts_of(self, state: TrainerState) -> int:
         return round(self._texts * min(1.0, state.global_step / state.max_steps))
 
-    def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **_: Any
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """Show the loss."""
         if self._bar and logs and "loss" in logs:
             self._bar.set_postfix_str(f"loss {logs['loss']:.4g}", refresh=False)

@@ -340,11 +340,10 @@ class QueryMemory:
         """Return the nearest earlier queries of a document that have a share of a query [dim], nearest first."""
         ((places, cosines, _),) = self._nearest(query[None])
         texts, keys = self._column("texts"), self._column("keys")
-        own = [at for at in np.argsort(-cosines, kind="stable").tolist() if self._rows[places[at]] == row]
-        return [
-            Earlier(texts[places[at]] or hash_of(keys[places[at]]), float(cosines[at]), int(self._counts[places[at]]))
-            for at in own
-        ]
+        nearest = np.argsort(-cosines, kind="stable")
+        nearest = nearest[self._rows[places[nearest]] == row]
+        pairs = zip(places[nearest].tolist(), cosines[nearest].tolist(), strict=True)
+        return [Earlier(texts[n] or hash_of(keys[n]), cosine, int(self._counts[n])) for n, cosine in pairs]
 
     def _nearest(self, queries: Floats) -> Iterator[tuple[Ints, Floats, Floats]]:
         """Yield for each query the numbers and cosines of the nearest pairs that take part, with ties, and all cosines."""

@@ -417,7 +417,7 @@ def places_of(tree: DocidTree, rows: Ints) -> Numbers:
 
 def nearest_places(tree: DocidTree, rows: Ints, vectors: Floats) -> Ints:
     """[n] the docid position of each document in `rows` [n]; of several the one whose vector is nearest to its of `vectors`."""
-    nearest = [np.empty(0, dtype=np.int32)]
+    nearest: list[Ints] = [np.empty(0, dtype=np.int32)]
     blocks = np.cumsum(tree.place_counts[rows]) // BLOCK
     for own in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(blocks)) + 1) if len(rows) else ():
         places, counts = tree.places_of(rows[own])

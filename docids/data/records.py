@@ -142,8 +142,8 @@ def document_row(record: Mapping[str, Any], source: str, odd: Oddities) -> Row:
     return row
 
 
-def checked_queries(records: Records, name: object) -> dict[str, str]:
-    """Return {query_id: text} of records with id and text; a line counts empty ones; none is an error."""
+def checked_queries(records: Records, name: object, *, whole: bool = True) -> dict[str, str]:
+    """Return {query_id: text} of records with id and text; a line counts empty ones, and `whole` refuses to read none."""
     queries, odd = dict[str, str](), Oddities(name)
     for source, record in records:
         query_id, query = query_of(record, source)
@@ -152,7 +152,7 @@ def checked_queries(records: Records, name: object) -> dict[str, str]:
         if not query.strip():
             odd.count(EMPTY_QUERIES, query_id)
         queries[query_id] = query
-    if not queries:
+    if whole and not queries:
         raise ValueError(f"{name} holds no queries; it needs one a line, with id and text.")
     odd.warn()
     return queries

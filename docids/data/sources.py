@@ -253,9 +253,7 @@ def bare_records(path: Path) -> Records:
             )
         is_first = False
         if not tab:
-            raise ValueError(
-                f"{source}: expected id<TAB>text, or columns named in the first line (id, text, …); got {line[:60]!r}."
-            )
+            raise ValueError(f"{source}: expected id<TAB>text, or columns named in the first line; got {line[:60]!r}.")
         yield source, {"_id": record_id, "text": text}
 
 

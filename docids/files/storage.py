@@ -251,9 +251,7 @@ def _acquire(lock: FileLock, folder: Path, writer: Path, *, wait: bool) -> None:
         with suppress(OSError):
             name = writer.read_text(encoding="utf-8")
         if not wait:
-            raise BlockingIOError(
-                f"{folder} is being written by {name}; wait for its end or take another folder."
-            ) from None
+            raise BlockingIOError(f"{folder} is being written by {name}; wait for its end or take another.") from None
         logger.warning("%s is being written by %s; waiting for its end.", folder, name)
         lock.acquire()
     except OSError as error:

@@ -265,7 +265,7 @@ def test_a_killed_writer_blocks_nobody_and_a_living_one_is_named(
         assert main(train) == 2  # refused at once
         assert f"{run} is being written by process {child} on " in capsys.readouterr().err
         assert not (run / "config.toml").exists()
-        with pytest.raises(BlockingIOError, match="wait for its end or take another folder"):
+        with pytest.raises(BlockingIOError, match="wait for its end or take another"):
             dsi.train(dsi.read_collection(beir()), run, config=config, device="cpu")
         assert load(run).search(QUERIES, k=5)  # readers need not wait
         with ThreadPoolExecutor(1) as pool:

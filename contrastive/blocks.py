@@ -77,12 +77,9 @@ class DocumentTexts(MadeTexts):
         """Return the texts start..stop."""
         rows = self.rows[start:stop]
         table = self._documents[int(rows[0]) : int(rows[-1]) + 1]
-        return [
-            piece_text(table["title"][row], table["text"][row], (first, last), title_end)
-            for row, (first, last, title_end) in zip(
-                (rows - rows[0]).tolist(), self._cuts[0][start:stop].tolist(), strict=True
-            )
-        ]
+        titles, texts = table["title"], table["text"]
+        cuts = zip((rows - rows[0]).tolist(), self._cuts[0][start:stop].tolist(), strict=True)
+        return [piece_text(titles[row], texts[row], (first, last), end) for row, (first, last, end) in cuts]
 
 
 def warn_cut(cut: int, documents: int, pieces: int, encoder: TextEncoder) -> None:
@@ -168,22 +165,16 @@ def _write_blocks(
 
 
 def _write_block(
-    encoder: TextEncoder,
-    kind: str,
-    head: TokenHead | None,
-    total: int,
-    texts: Sequence[str],
-    path: Path,
-    progress: bool,
+    encoder: TextEncoder, kind: str, head: TokenHead | None, total: int, texts: Sequence[str], path: Path, shows: bool
 ) -> None:
     """Write the embeddings of texts, of a `total`, and with a head the codes of their tokens; nothing if they are there."""
     if path.exists():
         return
     fast = encoder.for_documents(total)
     if head is None:
-        embeddings = fast.encode(texts, kind, progress=progress)
+        embeddings = fast.encode(texts, kind, progress=shows)
     else:
-        embeddings, tokens = head.encode(fast, texts, progress=progress)
+        embeddings, tokens = head.encode(fast, texts, progress=shows)
         with replacing(path.with_name(_TOKEN_BLOCKS.replace("*", path.stem))) as partial:
             save_tensors({"codes": tokens.codes, "counts": tokens.counts.astype(np.int32)}, partial)
     write_array(path, embeddings)

@@ -313,10 +313,8 @@ def compare_documents(collection: Collection, doc_ids: Iterable[str]) -> None:
     if missing or extra:
         logger.warning(
             "%s and the index differ: %d documents are in the collection only (no search finds them), %d in the index only.",
-            collection.name,
-            missing,
-            extra,
-        )
+            collection.name, missing, extra,
+        )  # fmt: skip
 
 
 def read_collection(

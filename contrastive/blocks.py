@@ -22,6 +22,7 @@ from dsi.docids.files.ram import give_back_memory
 from dsi.docids.files.reading import map_tensors
 from dsi.docids.files.storage import replacing, save_tensors, scratch_blocks, write_array
 from dsi.docids.token_vectors import TokenCodes
+from dsi.docids.types import Floats
 
 if TYPE_CHECKING:
     import datasets
@@ -76,12 +77,9 @@ class DocumentTexts(MadeTexts):
         """Return the texts start..stop."""
         rows = self.rows[start:stop]
         table = self._documents[int(rows[0]) : int(rows[-1]) + 1]
-        return [
-            piece_text(table["title"][row], table["text"][row], (first, last), title_end)
-            for row, (first, last, title_end) in zip(
-                (rows - rows[0]).tolist(), self._cuts[0][start:stop].tolist(), strict=True
-            )
-        ]
+        titles, texts = table["title"], table["text"]
+        cuts = zip((rows - rows[0]).tolist(), self._cuts[0][start:stop].tolist(), strict=True)
+        return [piece_text(titles[row], texts[row], (first, last), end) for row, (first, last, end) in cuts]
 
 
 def warn_cut(cut: int, documents: int, pieces: int, encoder: TextEncoder) -> None:
@@ -109,10 +107,7 @@ def warn_unread(texts: Iterable[str], encoder: TextEncoder) -> None:
 
 
 def giving_back(encoder: E) -> E:
-    """Return an encoder after letting it give freed memory back with every batch, its copies too.
-
-    Texts are read by length, so that the pieces of one batch do not fit the tensors of the next: 1,400 abstracts held 1.1 GB.
-    """
+    """Return an encoder that gives freed memory back with every batch; 1,400 abstracts left 1.1 GB."""
     first = encoder.model[0]  # type: ignore[attr-defined]
     if not first._forward_hooks:  # a model that is shared has it
         first.register_forward_hook(lambda *_: give_back_memory())
@@ -132,12 +127,8 @@ def encode_blocks(
     folder: Path,
     processes: Processes,
     head: TokenHead | None = None,
-) -> NDArray[np.float32]:
-    """Return embeddings [len(texts), embedding_dim], memory-mapped from `folder`; reuses the blocks of a killed run.
-
-    `texts`: as the encoder reads them, lazily where they are many; `kind`: "document" or "query"; `head`: also writes
-    the codes of the texts' tokens, for `read_token_blocks`.
-    """
+) -> Floats:
+    """Return embeddings [texts, dim], mapped from a folder, where a killed run left blocks; a head adds token codes."""
     joined = folder / "all.npy"
     if not joined.exists():
         blocks = _write_blocks(encoder, texts, kind, folder, processes, head)
@@ -174,22 +165,16 @@ def _write_blocks(
 
 
 def _write_block(
-    encoder: TextEncoder,
-    kind: str,
-    head: TokenHead | None,
-    total: int,
-    texts: Sequence[str],
-    path: Path,
-    progress: bool,
+    encoder: TextEncoder, kind: str, head: TokenHead | None, total: int, texts: Sequence[str], path: Path, shows: bool
 ) -> None:
     """Write the embeddings of texts, of a `total`, and with a head the codes of their tokens; nothing if they are there."""
     if path.exists():
         return
     fast = encoder.for_documents(total)
     if head is None:
-        embeddings = fast.encode(texts, kind, progress=progress)
+        embeddings = fast.encode(texts, kind, progress=shows)
     else:
-        embeddings, tokens = head.encode(fast, texts, progress=progress)
+        embeddings, tokens = head.encode(fast, texts, progress=shows)
         with replacing(path.with_name(_TOKEN_BLOCKS.replace("*", path.stem))) as partial:
             save_tensors({"codes": tokens.codes, "counts": tokens.counts.astype(np.int32)}, partial)
     write_array(path, embeddings)

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dsi.docids.types import Ints
 from dsi.docids.words.sentences import SENTENCE_END
 
 _OVERLAP, _MARGIN = 32, 4
@@ -77,22 +77,18 @@ def cut_documents(
 
 
 def cut_document(
-    title: str, text: str, of_title: Offsets, of_text: Offsets, lengths: Lengths, limit: int
+    title: str, text: str, of_title: Offsets, of_text: Offsets, lengths: Lengths, most: int
 ) -> DocumentCut:
-    """Return where a document is cut; see `Encoder.cut`.
-
-    `of_title`: tokens of the title, one more than `limit` at most; `of_text`: tokens of the text, a few more than
-    `lengths.most` at most; `limit`: tokens of title and text that the model reads.
-    """
+    """Return where a document is cut, given its first tokens; `most`: tokens of title and text that the model reads."""
     length = lengths.document
-    if len(of_text) <= length and len(of_title) + len(of_text) <= limit:
+    if len(of_text) <= length and len(of_title) + len(of_text) <= most:
         return DocumentCut(((0, len(text)),), len(title))
     if lengths.pieces == 1:
         end = of_text[length - 1][1] if len(of_text) > length else len(text)
         return DocumentCut(((0, end),), len(title), is_whole=False)
-    of_title = of_title[: limit // 4]
+    of_title = of_title[: most // 4]
     title_end = len(title) if not of_title or not has_words(title[of_title[-1][1] :]) else of_title[-1][1]
-    longest = max(1, min(length, limit - len(of_title) - _MARGIN))
+    longest = max(1, min(length, most - len(of_title) - _MARGIN))
     length = min(lengths.piece, longest)
     spans = piece_spans(text, of_text, length, lengths.pieces)
     while has_words(text[spans[-1][1] :]) and length < longest:  # as short as the number of pieces allows
@@ -105,11 +101,7 @@ def cut_document(
 def cut_stretches(
     title: str, text: str, of_title: Offsets, read: Callable[[str], Offsets], lengths: Lengths, limit: int
 ) -> DocumentCut:
-    """Return where a long document is cut: as `cut_document` cuts stretches of about 50,000 characters, one after another.
-
-    `of_title`: tokens of the title, one more than `limit` at most; `read`: returns the tokens of a stretch, as
-    `cut_document` takes them; `limit`: tokens of title and text that the model reads.
-    """
+    """Return where a long document is cut: as `cut_document` cuts stretches of it, whose tokens `read` returns."""
     spans, start, title_end = list[tuple[int, int]](), 0, 0
     while start < len(text) and len(spans) < lengths.pieces:
         stretch = text[start : _stretch_end(text, start)]
@@ -169,7 +161,7 @@ def piece_spans(text: str, offsets: Sequence[tuple[int, int]], length: int, piec
     return spans
 
 
-def _edge(edges: Sequence[NDArray[np.integer]], least: int, most: int, *, last: bool) -> int:
+def _edge(edges: Sequence[Ints], least: int, most: int, *, last: bool) -> int:
     """Return the first or last number from `least` to `most` of the first list that has one; 0 if none has. Lists ascend."""
     for numbers in edges:
         own = numbers[np.searchsorted(numbers, least) : np.searchsorted(numbers, most, side="right")]

@@ -38,10 +38,7 @@ def has_gpu() -> bool:
 
 
 def has_bfloat16(*, use_cpu: bool) -> bool:
-    """True if the device has instructions for bfloat16; without them bfloat16 takes twice as long as float32.
-
-    False on CPUs under old versions of torch, which do not report a CPU's instructions.
-    """
+    """True if the device has instructions for bfloat16, without which it is slow; old versions of torch do not say."""
     import torch
 
     if not use_cpu:

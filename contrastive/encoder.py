@@ -1,14 +1,10 @@
-"""The text encoder: a sentence-transformers model as its authors made it, unless a setting says otherwise.
-
-Prompts, similarity, truncated dimensions and the type of the stored weights are decided here alone. Knows nothing of docids or
-of the decoder.
-"""
+"""The text encoder: a sentence-transformers model as its authors made it, unless a setting says otherwise. Knows no docids."""
 
 import copy
 import hashlib
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +13,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars  # type: ignore[attr-defined]
-from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding
 from torch import Tensor, nn
@@ -216,9 +211,9 @@ def _choose_prompt(model: SentenceTransformer, kind: str, given: str | None) -> 
     own = _own_prompt(model, kind)
     others = sorted(name for name, prompt in model.prompts.items() if prompt)
     if kind == "query" and others and not own and not _own_prompt(model, "document"):
+        names = ", ".join(others)
         logger.warning(
-            "The encoder has prompts for other tasks alone (%s); set encoder.query_prompt to use one.",
-            ", ".join(others),
+            "The encoder has prompts for other tasks alone (%s); set encoder.query_prompt to use one.", names
         )
     return own
 
@@ -235,16 +230,16 @@ def _check_similarity(model: SentenceTransformer, name: str) -> None:
 def _load_named(name: str, device: str | None) -> SentenceTransformer:
     """Load an encoder that the user names, with all weights that its embeddings depend on."""
     try:
-        model = load_complete(lambda: _find_named(name, device), _embeddings)
-        check_inputs(model)
+        return _checked(lambda: _find_named(name, device))
     except ValueError as error:
         raise ValueError(f"The encoder {name!r} cannot be used, because {error}.") from None
+
+
+def _checked(load: Callable[[], SentenceTransformer]) -> SentenceTransformer:
+    """Load a model, and check its weights and tokenizer."""
+    model = load_complete(load, lambda own: own.encode(list(TEXTS), show_progress_bar=False).astype(np.float32))
+    check_inputs(model)
     return model
-
-
-def _embeddings(model: SentenceTransformer) -> NDArray[np.float32]:
-    """Return the embeddings of some texts."""
-    return model.encode(list(TEXTS), show_progress_bar=False).astype(np.float32)
 
 
 def _find_named(name: str, device: str | None) -> SentenceTransformer:
@@ -265,14 +260,9 @@ def _find_named(name: str, device: str | None) -> SentenceTransformer:
 
 def _load_stored(folder: Path, device: str | None) -> SentenceTransformer:
     """Load the encoder from a folder of an index, which was judged before."""
-
-    def load() -> SentenceTransformer:
-        return SentenceTransformer(str(folder), device=device, local_files_only=True, trust_remote_code=False)
-
+    options: Any = {"device": device, "local_files_only": True, "trust_remote_code": False}
     with offline(), quiet_transformers():
-        model = load_complete(load, _embeddings)
-        check_inputs(model)
-    return model
+        return _checked(lambda: SentenceTransformer(str(folder), **options))
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import io
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -83,9 +84,8 @@ def _write_graph(encoder: TextEncoder, model: Any, folder: Path) -> None:
         "vocabulary": [list(vocabulary.special), vocabulary.unknown, vocabulary.side, vocabulary.marks],
         "padding": [padding[0] or 0, padding[1] or "right"],
     }
-    others = sorted(
-        path for path in folder.rglob("*") if path.suffix not in (".safetensors", ".onnx") and path.is_file()
-    )
+    files = (path for path in folder.rglob("*") if path.is_file())
+    others = sorted(path for path in files if path.suffix not in (".safetensors", ".onnx"))
     key = digest([fingerprint, [path.read_text(encoding="utf-8") for path in others if path.name != SETTINGS]])
     graph = _LAST.get(key) or _exported(model, folder, is_static=not vocabulary.marks)
     (folder / GRAPH).write_bytes(graph)
@@ -125,11 +125,8 @@ def _exported(model: Any, folder: Path, *, is_static: bool) -> bytes:
             dynamic_axes={**dict.fromkeys([*read, "states"], several), "vectors": {0: "n"}},
         )  # fmt: skip
     graph = onnx.load_model_from_string(file.getvalue())
-    tables = {
-        **dict(whole.named_parameters(remove_duplicate=False)),
-        **dict(whole.named_buffers(remove_duplicate=False)),
-    }
-    _bind(graph.graph, {name: own for name, own in tables.items() if name not in read}, folder)
+    tables = chain(whole.named_parameters(remove_duplicate=False), whole.named_buffers(remove_duplicate=False))
+    _bind(graph.graph, {name: own for name, own in tables if name not in read}, folder)
     return bytes(graph.SerializeToString())
 
 
@@ -191,10 +188,7 @@ def _places(table: Tensor, stored: Mapping[_Key, _Place]) -> Iterator[tuple[str,
 
 
 def compare(graph: TextEncoder, encoder: TextEncoder, close: float = 1e-5) -> None:
-    """Raise ValueError unless a graph gives what its model does, for texts alone and together.
-
-    `close`: largest difference, relative to the largest number of an output and one more.
-    """
+    """Raise ValueError unless a graph gives what its model does, for texts alone and together; `close` is relative."""
     for kind in PLURALS:
         for texts in (*([text] for text in _TRIED), _TRIED[:-1], (_TRIED[0], _TRIED[-1])):
             ours = graph.run(texts, kind)

@@ -1,8 +1,7 @@
 """An encoder by its graph, so that an index encodes texts without torch, and holds its weights once.
 
-Beside the model of sentence-transformers lie `graph.onnx`, which refers to the weights in its safetensors files, and
-`graph.json`, which says what its tokenizer and its settings mean. Written by `dsi.contrastive.export`, which compares it with
-the model. Knows nothing of docids or of the decoder.
+`graph.onnx` refers to the weights in the model's safetensors files, and `graph.json` says what tokenizer and settings mean;
+`dsi.contrastive.export` writes both. Knows nothing of docids or of the decoder.
 """
 
 import json

@@ -2,15 +2,12 @@
 
 A batch has V views (columns) of B rows: a document, a query of it, then hard negatives, documents like it that do not answer.
 `labels` are the documents of all texts, so that all texts of one document are positives of each other. A last column may number
-the queries; what else is relevant to a query is then no negative of it. With several processes the embeddings are gathered with
-their gradients, so that the batch is global. Knows nothing of data or training.
+the queries; what else is relevant to a query is then no negative of it. Several processes gather the embeddings with their
+gradients, so that the batch is global.
 
-A batch is embedded some texts at a time, those of similar length together. What the encoder keeps for the gradients is kept of
-the last texts only, and computed again of the others: so memory does not grow with the batch, and gradients are exact, as with
-GradCache (Gao et al. 2021).
-
-Differs from the paper in: the losses are means over the anchors where eq. 6 and 7 are sums, so that gradient clipping and
-learning rate mean the same at any batch size.
+A batch is embedded some texts at a time, those of similar length together, and all but the last ones again for the gradients:
+memory does not grow with the batch, and gradients are exact, as with GradCache (Gao et al. 2021). The losses are means over
+the anchors where eq. 6 and 7 are sums, so that a learning rate means the same at any batch size. Knows nothing of data.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -54,11 +51,7 @@ def supervised_contrastive_loss(
 
 
 def dpr_loss(
-    queries: Tensor,
-    documents: Tensor,
-    labels: Tensor,
-    temperature: float = 1.0,
-    no_negatives: Tensor | None = None,
+    queries: Tensor, documents: Tensor, labels: Tensor, temperature: float = 1.0, no_negatives: Tensor | None = None
 ) -> Tensor:
     """Scalar loss of each query against the documents of the batch: DR-SCL eq. 6 (Karpukhin et al. 2020; InfoNCE).
 

@@ -1,7 +1,6 @@
-"""Models in the folders of an index, before they are loaded: what may be in their files.
+"""Models in the folders of an index, before they are loaded: what would run code, or name other files. Imports no models.
 
-A model that a configuration names is the user's choice; the one in an index may be a stranger's. `problem` finds whatever in
-its files would run code or name other files. Imports no library of models. Knows nothing of what a model computes.
+A model that a configuration names is the user's choice; the one in an index may be a stranger's.
 """
 
 import re

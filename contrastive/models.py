@@ -1,7 +1,4 @@
-"""Models in the folders of an index: written as data alone, loaded without the Hub, and complete in the weights that matter.
-
-Knows nothing of what a model computes.
-"""
+"""Models in the folders of an index: written as data alone, loaded without the Hub, complete in the weights that matter."""
 
 import logging
 import re
@@ -15,7 +12,6 @@ import numpy as np
 import torch
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
-from numpy.typing import NDArray
 from safetensors.torch import load_file
 from sentence_transformers.base.modules import Transformer
 from torch import nn
@@ -25,6 +21,7 @@ from dsi.contrastive.config import LONGEST_INPUT
 from dsi.contrastive.model_files import LOADING, PROBE, TOKENIZER, check_settings, refuses
 from dsi.docids.files.reading import RESTORE, read_any_json
 from dsi.docids.files.storage import write_json
+from dsi.docids.types import Floats
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -43,10 +40,7 @@ def reset_tokenizer(tokenizer: Any) -> None:
 
 
 def write_model(model: Any, folder: Path) -> None:
-    """Write a model of sentence-transformers as an index holds it: for texts, in files that name no code and no other file.
-
-    The same model gives the same files. Meanwhile nobody may call its tokenizers.
-    """
+    """Write a model for texts, in files that name no code, the same ones each time. Nobody may use its tokenizers."""
     for module in model.modules():  # else the last truncation and padding would be saved
         reset_tokenizer(getattr(module, "tokenizer", None))
     model.save_pretrained(str(folder), create_model_card=False)
@@ -60,11 +54,9 @@ def write_plainly(folder: Path) -> None:
     for path in sorted(folder.rglob("*.json")):
         if path.name == "sentence_bert_config.json":
             config = read_any_json(path)
-            if "text" not in config["modality_config"]:
-                raise ValueError(
-                    f"The model in {folder} reads {', '.join(config['modality_config'])}, and must read texts."
-                )
-            write_json(path, {**config, "modality_config": {"text": config["modality_config"]["text"]}})
+            if "text" not in (modalities := config["modality_config"]):
+                raise ValueError(f"The model in {folder} reads {', '.join(modalities)}, and must read texts.")
+            write_json(path, {**config, "modality_config": {"text": modalities["text"]}})
         elif path.name not in ("modules.json", TOKENIZER):
             write_json(path, _without_refused(read_any_json(path)))
     check_settings(folder.rglob("*"))
@@ -77,10 +69,7 @@ def _without_refused(value: Any) -> Any:
 
 
 def is_local(name: str) -> bool:
-    """True if a model is a folder, or the Hub cannot be asked for it: then only the folder, or the cache, is read.
-
-    Libraries would ask a Hub that does not answer for half a minute.
-    """
+    """True if a model is a folder, or the Hub does not answer; libraries would ask it for half a minute."""
     if Path(name).exists():
         return True
     try:
@@ -92,9 +81,7 @@ def is_local(name: str) -> bool:
     return False
 
 
-def load_complete(
-    load: Callable[[], M], outputs: Callable[[M], NDArray[np.float32]] | None = None, part: str = ""
-) -> M:
+def load_complete(load: Callable[[], M], outputs: Callable[[M], Floats] | None = None, part: str = "") -> M:
     """Return a model whose files have all weights that its answers depend on, and no layers beyond those of its configuration.
 
     `load`: loads it by `from_pretrained` of transformers, which makes what its files lack at random or as zeros; `outputs`:
@@ -162,7 +149,7 @@ def _pattern(model: PreTrainedModel, name: str) -> str:
 
 
 @torch.no_grad()
-def _matter(missing: Mapping[str, PreTrainedModel], outputs: Callable[[], NDArray[np.float32]]) -> bool:
+def _matter(missing: Mapping[str, PreTrainedModel], outputs: Callable[[], Floats]) -> bool:
     """True if outputs depend on the missing weights of some models; they have noise instead of their values afterwards."""
     before = outputs()
     with torch.random.fork_rng():

@@ -1,8 +1,7 @@
 """The map from query states to token vectors, trained on train queries against the codes of documents as they are.
 
-A document's tokens stay what `TokenHead` makes of them, so nothing is encoded again; a query's get a matrix of their own. It
-starts at that of documents and is trained by cross-entropy over late interaction (ColBERT; Khattab and Zaharia 2020), with hard
-negatives; where dev queries lose by it, it is not kept. Knows nothing of docids, and not how hard negatives are found.
+It starts at that of documents and is trained by cross-entropy over late interaction (ColBERT; Khattab and Zaharia 2020), with
+hard negatives, wherever these come from; where dev queries lose by it, it is not kept. Knows nothing of docids.
 """
 
 import logging
@@ -120,9 +119,9 @@ def _encode(encoder: TextEncoder, texts: Sequence[str]) -> tuple[list[NDArray[np
     states = [np.empty((0, encoder.state_dim), np.float16)] * len(texts)
     vectors = np.empty((len(texts), encoder.embedding_dim), dtype=np.float32)
     encoded = encoder.for_search().token_states(texts, "query", progress="states of queries", special=False)
-    for row, own, vector in encoded:
+    for number, own, vector in encoded:
         lengths = np.linalg.norm(own[:_LONGEST], axis=1, keepdims=True)  # a state's length makes no difference
-        states[row], vectors[row] = (own[:_LONGEST] / np.maximum(lengths, 1e-12)).astype(np.float16), vector
+        states[number], vectors[number] = (own[:_LONGEST] / np.maximum(lengths, 1e-12)).astype(np.float16), vector
     return states, vectors
 
 

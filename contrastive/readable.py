@@ -16,8 +16,8 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dsi.docids.types import Floats
 from dsi.docids.words.analyzer import MARKS, UNSPACED, UNSPACED_LETTERS
 
 if TYPE_CHECKING:
@@ -39,13 +39,8 @@ _ASCII_WORD = re.compile("[A-Za-z]+")
 _DENSE = re.compile("[\u3400-\u9fff\uac00-\ud7af\U00020000-\U0003134f]")
 
 
-def shares_read(
-    texts: Sequence[str], encoded: "Sequence[Encoding]", unknown: int | None, vocabulary: int
-) -> NDArray[np.float32]:
-    """[n] how much of each text a tokenizer reads; 1 for small vocabularies.
-
-    `unknown`: number of the token for what the tokenizer does not know; `vocabulary`: tokens that it has.
-    """
+def shares_read(texts: Sequence[str], encoded: "Sequence[Encoding]", unknown: int | None, vocabulary: int) -> Floats:
+    """[n] how much of each text a tokenizer reads; 1 for small vocabularies. `unknown`: the token for what it does not know."""
     if vocabulary < _FEWEST:
         return np.ones(len(texts), dtype=np.float32)
     found = list[float]()

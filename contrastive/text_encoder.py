@@ -1,8 +1,6 @@
 """What an encoder knows of texts, whatever computes its vectors: where they are cut, and which tokens they have.
 
-`dsi.contrastive.encoder.Encoder` computes with a model of sentence-transformers, which is trained and saved;
-`dsi.contrastive.graph.GraphEncoder` with the graph of one that an index holds. Arrays are NumPy's, so that a search needs
-neither torch nor transformers. Knows nothing of docids or of decoders.
+Arrays are NumPy's, so that a search needs neither torch nor transformers. Knows nothing of docids or of decoders.
 """
 
 import logging
@@ -14,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dsi.contrastive.config import LONGEST_INPUT, LONGEST_PROMPT, EncoderConfig
 from dsi.contrastive.cutting import MORE, DocumentCut, Lengths, cut_documents, has_words, head_of, piece_text
@@ -173,10 +170,8 @@ class TextEncoder(ABC):
         """Return `query_texts`, and the tokens of each, without prompt and special ones."""
         length = self.config.query_length
         encoded = self._first_tokens(queries, length + MORE)
-        texts = [
-            query[: max((end for _, end in own.offsets[:length]), default=0)]
-            for query, own in zip(queries, encoded, strict=True)
-        ]
+        ends = [max((end for _, end in own.offsets[:length]), default=0) for own in encoded]
+        texts = [query[:end] for query, end in zip(queries, ends, strict=True)]
         long = [number for number, own in enumerate(encoded) if len(own) > length]
         for number, own in zip(long, self._tokens([texts[n] for n in long], LONGEST_INPUT, marks=False), strict=True):
             encoded[number] = own
@@ -185,9 +180,7 @@ class TextEncoder(ABC):
             self._warned_long_query = True
         return texts, encoded
 
-    def shares_read(
-        self, texts: Sequence[str], encoded: "Sequence[tokenizers.Encoding] | None" = None
-    ) -> NDArray[np.float32]:
+    def shares_read(self, texts: Sequence[str], encoded: "Sequence[tokenizers.Encoding] | None" = None) -> Floats:
         """[n] how much of each text the encoder reads, between 0 and 1, as its tokens tell."""
         encoded = self._tokens(texts, LONGEST_INPUT, marks=False) if encoded is None else encoded
         return shares_read(texts, encoded, self.vocabulary.unknown, self._vocabulary_size)
@@ -203,9 +196,9 @@ class TextEncoder(ABC):
         """
         texts, embeddings = list(texts), np.empty((len(texts), self.embedding_dim), dtype=np.float32)
         with Bar(f"embeddings of {PLURALS[kind]}", unit="text", total=len(texts), enabled=progress) as bar:
-            for rows in self._passes(texts):
-                embeddings[rows] = self.forward([texts[row] for row in rows], kind).embeddings
-                bar.update(len(rows))
+            for places in self._passes(texts):
+                embeddings[places] = self.forward([texts[place] for place in places], kind).embeddings
+                bar.update(len(places))
         return embeddings
 
     def forward(self, texts: Sequence[str], kind: str) -> EncodedTexts:
@@ -261,12 +254,12 @@ class TextEncoder(ABC):
         `special`: also yield the states of special tokens such as [CLS].
         """
         with Bar(progress, unit="text", total=len(texts), enabled=bool(progress)) as bar:
-            for rows in self._passes(texts):
-                encoded = self.forward([texts[row] for row in rows], kind)
+            for places in self._passes(texts):
+                encoded = self.forward([texts[place] for place in places], kind)
                 kept = encoded.mask if special else encoded.words
-                for row, states, own, embedding in zip(rows, encoded.states, kept, encoded.embeddings, strict=True):
-                    yield row, states[own], embedding
-                bar.update(len(rows))
+                for place, states, own, vector in zip(places, encoded.states, kept, encoded.embeddings, strict=True):
+                    yield place, states[own], vector
+                bar.update(len(places))
 
     def _passes(self, texts: Sequence[str]) -> Iterator[list[int]]:
         """Yield the positions of the texts of each forward pass, those with most tokens first."""
@@ -276,7 +269,7 @@ class TextEncoder(ABC):
             for own in self._tokens(texts[start : start + _COUNTED], self.max_length or LONGEST_INPUT, marks=False)
         ]
         order = np.argsort(-np.array(counts, dtype=np.int64), kind="stable").tolist()
-        for own in passes([counts[row] for row in order], self.batch_size):
+        for own in passes([counts[place] for place in order], self.batch_size):
             yield order[own]
 
     def token_offsets(self, texts: Sequence[str], most: int) -> list[list[tuple[int, int]]]:

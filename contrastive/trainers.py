@@ -1,7 +1,4 @@
-"""What all trainings share: settings, checkpoints, progress, reports, and a stop when a loss is not finite.
-
-Knows nothing of what is trained.
-"""
+"""What all trainings share: settings, checkpoints, progress, reports, and a stop when a loss is not finite."""
 
 import json
 import shutil
@@ -75,14 +72,7 @@ class _ProgressLine(TrainerCallback):
     def _texts_of(self, state: TrainerState) -> int:
         return round(self._texts * min(1.0, state.global_step / state.max_steps))
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **_: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """Show the loss."""
         if self._bar and logs and "loss" in logs:
             self._bar.set_postfix_str(f"loss {logs['loss']:.4g}", refresh=False)
@@ -94,10 +84,7 @@ class _ProgressLine(TrainerCallback):
 
 
 class GivesBack(TrainerCallback):
-    """Gives freed memory back to the system after every step; its pieces seldom fit the tensors of later batches.
-
-    On 1,400 abstracts 2.0 GB are held with it, 2.5 without, at the same time a step.
-    """
+    """Gives freed memory back to the system after every step: 1,400 abstracts hold 2.0 GB, not 2.5, in the same time."""
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Give back what is free."""

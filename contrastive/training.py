@@ -1,8 +1,7 @@
-"""Contrastive pre-training: from documents and their queries to a tuned encoder.
+"""Contrastive pre-training: from documents and their queries to a tuned encoder. Knows nothing of docids.
 
 A training row is a document, a query of it, and other documents: hard negatives, among the best of BM25 for the query, or
-any in turn, as in the paper. So every batch holds positives, and documents to tell from them. Several devices and
-checkpoints come from `SentenceTransformerTrainer`. Knows nothing of docids.
+any in turn, as in the paper.
 """
 
 import random
@@ -40,12 +39,7 @@ def hard_negatives(
     given: Mapping[str, Sequence[int]] | None = None,
     seed: int = 0,
 ) -> dict[str, list[int]]:
-    """Return {query: rows of `count` documents that it does not ask for}: those given, then drawn from the best of BM25.
-
-    `queries`: {document row: its train queries}; `count`: of each query; fewer only if there are fewer other documents;
-    `own`: {query: the documents that it is itself}, which are neither relevant nor negatives; `given`: {query:
-    negatives that somebody judged, or mined}.
-    """
+    """Return {query: rows of `count` documents that it neither asks for nor is}: those given, then some of BM25's best."""
     relevant = _relevant(queries)
     names = list(relevant)
     for text, rows in (own or {}).items():
@@ -67,10 +61,7 @@ def hard_negatives(
 def drawn_documents(
     queries: Mapping[int, Sequence[str]], documents: int, count: int, seed: int = 0
 ) -> dict[str, list[int]]:
-    """Return {query: rows of `count` documents that it does not ask for}: all documents in turn, in random order.
-
-    `queries`: {document row: its queries}; `count`: of each query; fewer only if there are fewer other documents.
-    """
+    """Return {query: rows of `count` documents that it does not ask for}: all documents in turn, in random order."""
     order = random.Random(seed).sample(range(documents), documents)
     turn, found = cycle(order), dict[str, list[int]]()
     for text, own in _relevant({row: queries[row] for row in sorted(queries)}).items():

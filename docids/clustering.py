@@ -1,7 +1,4 @@
-"""Builds the docid tree of docids: documents whose paths have a common prefix form a cluster, and clusters are the nodes.
-
-Knows nothing of texts or of models.
-"""
+"""Builds the docid tree of docids: documents whose paths have a common prefix form a cluster, and clusters are the nodes."""
 
 from dataclasses import replace
 
@@ -19,12 +16,7 @@ __all__ = ["DocidsConfig", "assemble", "build_tree"]
 
 
 def build_tree(
-    embeddings: Floats,
-    config: DocidsConfig,
-    *,
-    seed: int = 0,
-    progress: bool = False,
-    processes: Processes = ALONE,
+    embeddings: Floats, config: DocidsConfig, *, seed: int = 0, progress: bool = False, processes: Processes = ALONE
 ) -> DocidTree:
     """Build the docid tree of documents, by a scheme that needs only their embeddings.
 

@@ -1,7 +1,7 @@
-"""Extensions: docid schemes, generators, objectives, fusions, rerankers, commands and clusters of others.
+"""Extensions of others: a package's have names, by its entry points, and are imported when they are used.
 
-A package's are found by their entry points, under a name, and imported when they are used. What `dsi.train` is given is found
-by its import path, "module:name", among the modules that the program has imported: a stranger's file imports nothing.
+What `dsi.train` is given is found by its import path, "module:name", among the modules that the program has imported: a
+stranger's file imports nothing.
 """
 
 import inspect

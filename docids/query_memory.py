@@ -1,13 +1,10 @@
 """What users asked and which documents they took: pairs of an earlier query and a document, compared with later queries.
 
-A document's share of a query is that of the nearest earlier queries, as kNN language models have it: each counts by its cosine
-and by how often its pair was learned. Cosines are measured in the unit that the documents' own have, because those of some
-encoders are all high. The terms of a document's earlier queries are counted as if they stood in its text.
-
-A query is kept as its vector, a keyed hash, and hashes of its terms; its text only where the owner wants it. A pair keeps when
-it was learned the first few times, and counts no more often; so what was learned since a moment can be taken back, and the rest
-is as before. Of a document with many pairs those learned first are kept, and of these as many take part as its share of all
-pairs allows: whoever comes later displaces nobody. Nothing is changed in place. Knows neither encoders nor texts of documents.
+A document's share of a query is that of the nearest earlier queries, as kNN language models have it: each counts by its cosine,
+in the unit of the documents' own, and by how often its pair was learned. A query is kept as its vector, a keyed hash, and
+hashes of its terms; its text only where the owner wants it. A pair keeps when it was learned the first few times, so that what
+was learned since a moment can be taken back. Of a document with many pairs those learned first take part, as many as its share
+of all pairs allows: whoever comes later displaces nobody. Nothing is changed in place. `rows` are of the document table.
 """
 
 import logging
@@ -19,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -180,7 +177,7 @@ class QueryMemory:
     @property
     def _ranks(self) -> Ints:
         """[n] the number of each pair among those of its document, by when they were learned first, and then by their keys."""
-        rows, first = self._rows, np.concatenate([block.times[:, 0] for block in self.blocks])
+        rows, first = self._rows, self._column("times")[:, 0]
         order, counts = np.lexsort((first, rows)), np.bincount(rows)
         ranks = np.empty(len(rows), dtype=np.int64)
         ranks[order] = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -229,13 +226,10 @@ class QueryMemory:
         return pairs.select(np.argsort(pairs.times[:, 0], kind="stable"))
 
     def knows(self, queries: Sequence[str], vectors: Floats | None = None) -> Bools:
-        """[n] Whether queries were learned, in whatever case, spaces or composition.
-
-        `queries`: [n] their texts; `vectors`: [n, dim] of them, which are compared if the memory `is_published`.
-        """
+        """[n] whether queries were learned; those of a memory that `is_published` by their vectors [n, dim]."""
         if not len(self):
             return np.zeros(len(queries), dtype=bool)
-        known = np.isin(self._keys(queries), self._all_keys)
+        known = np.isin(self._keys(queries), self._column("keys"))
         if vectors is None:
             return known
         nearest = [cosines[:, self._is_bare].max(axis=1, initial=-1) for cosines in self._cosines(vectors)]
@@ -249,15 +243,14 @@ class QueryMemory:
     @property
     def _is_bare(self) -> Bools:
         """[n] True at pairs without times, and without hashes that can be compared."""
-        return np.concatenate([block.times[:, 0] for block in self.blocks]) == 0
+        return np.asarray(self._column("times")[:, 0] == 0)
 
     def without(self, queries: Sequence[str], vectors: Floats) -> "QueryMemory":
         """Return the memory without the pairs of queries with vectors [n, dim], such as those that choose its weight."""
         if not len(self):
             return self
-        keys = self._all_keys
         highest = np.max([cosines.max(axis=0) for cosines in self._cosines(vectors)], axis=0)
-        return self._where((highest < 1 - _TIE) & ~np.isin(keys, self._keys(queries)))
+        return self._where((highest < 1 - _TIE) & ~np.isin(self._column("keys"), self._keys(queries)))
 
     def moved(self, rows: Ints) -> "QueryMemory":
         """Return the memory after an update of the documents: `rows` [documents before] are their new rows, -1 if removed."""
@@ -317,10 +310,7 @@ class QueryMemory:
         return Taken(rows.astype(np.int64), numbers, counts, np.bincount(numbers, counts, len(rows)).astype(np.float32))
 
     def term_counts(self, terms: Sequence[str], rows: Rows) -> Floats:
-        """[terms, n] how many earlier queries of documents [n], by their rows, have each of some terms.
-
-        A pair that was learned often counts more, as in `shares`.
-        """
+        """[terms, n] how many earlier queries of documents [n] have each of some terms, weighed as in `shares`."""
         pairs, documents = self._pairs_of(rows)
         hashed, starts, lengths = self._terms
         held, of = hashed[ranges(starts[pairs], lengths[pairs])], np.repeat(np.arange(len(pairs)), lengths[pairs])
@@ -349,19 +339,14 @@ class QueryMemory:
     def earlier(self, query: Floats, row: int) -> list[Earlier]:
         """Return the nearest earlier queries of a document that have a share of a query [dim], nearest first."""
         ((places, cosines, _),) = self._nearest(query[None])
-        texts = np.concatenate([block.texts for block in self.blocks])
-        keys = self._all_keys
-        own = [at for at in np.argsort(-cosines, kind="stable").tolist() if self._rows[places[at]] == row]
-        return [
-            Earlier(texts[places[at]] or hash_of(keys[places[at]]), float(cosines[at]), int(self._counts[places[at]]))
-            for at in own
-        ]
+        texts, keys = self._column("texts"), self._column("keys")
+        nearest = np.argsort(-cosines, kind="stable")
+        nearest = nearest[self._rows[places[nearest]] == row]
+        pairs = zip(places[nearest].tolist(), cosines[nearest].tolist(), strict=True)
+        return [Earlier(texts[n] or hash_of(keys[n]), cosine, int(self._counts[n])) for n, cosine in pairs]
 
     def _nearest(self, queries: Floats) -> Iterator[tuple[Ints, Floats, Floats]]:
-        """Yield for each query the numbers and cosines of the nearest pairs, and of all as near as the next, and all cosines.
-
-        Of the pairs that take part.
-        """
+        """Yield for each query the numbers and cosines of the nearest pairs that take part, with ties, and all cosines."""
         active = self._active
         for cosines in chain.from_iterable(self._cosines(queries)):
             own = cosines if active is None else cosines[active]
@@ -388,23 +373,23 @@ class QueryMemory:
         """How many pairs take no part, as their documents have too many."""
         return 0 if not len(self) or self._active is None else len(self) - len(self._active)
 
-    @property
-    def _all_keys(self) -> NDArray[np.uint64]:
-        return np.concatenate([block.keys for block in self.blocks])
+    def _column(self, name: str) -> Any:
+        """[pairs, …] what all pairs have under a name."""
+        return np.concatenate([getattr(block, name) for block in self.blocks])
 
     @cached_property
     def _rows(self) -> Ints:
-        return np.concatenate([block.rows for block in self.blocks])
+        return self._column("rows")
 
     @cached_property
     def _terms(self) -> tuple[NDArray[np.uint64], Ints, Ints]:
         """Hashes of the terms of all pairs in order, where those of each pair begin, and how many it has."""
-        lengths = np.concatenate([block.num_terms for block in self.blocks]).astype(np.int64)
-        return np.concatenate([block.all_terms for block in self.blocks]), np.cumsum(lengths) - lengths, lengths
+        lengths = self._column("num_terms").astype(np.int64)
+        return self._column("all_terms"), np.cumsum(lengths) - lengths, lengths
 
     @cached_property
     def _counts(self) -> Ints:
-        return np.concatenate([block.counts for block in self.blocks])
+        return self._column("counts")
 
     # Files.
 

@@ -1,4 +1,4 @@
-"""Pairs of an earlier query and a document, as arrays and as files. Nothing is changed in place; knows nothing of their use."""
+"""Pairs of an earlier query and a document, as arrays and as files; `rows` are always of the document table."""
 
 import hashlib
 import json

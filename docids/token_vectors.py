@@ -1,7 +1,6 @@
 """Token vectors of documents in few bytes, and late interaction over them (ColBERT; Khattab and Zaharia 2020).
 
-Each place of a document in the docid tree has the vectors of its tokens as codes of 2, 4 or 8 bits a dimension. Knows nothing
-of texts, of models, or of how places are chosen.
+Each place of a document in the docid tree has the vectors of its tokens as codes of 2, 4 or 8 bits a dimension.
 """
 
 from collections.abc import Iterator, Sequence

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dsi.docids.files.reading import read_tensors
 from dsi.docids.files.storage import save_tensors
 from dsi.docids.token_vectors import TokenVectors
-from dsi.docids.types import Floats, Ints, Numbers
+from dsi.docids.types import Bools, Floats, Ints, Numbers
 from dsi.docids.vectors import BLOCK, LARGE, Product, Vectors, VectorsConfig, read_codec
 
 MOST_PLACES = 2**16
@@ -61,7 +61,7 @@ class DocidTree:
     centroids: Vectors
     embeddings: Vectors
     codes: Vectors | None = None
-    trained: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))
+    trained: Bools = field(default_factory=lambda: np.zeros(0, dtype=bool))
     origin: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, dtype=np.uint8))
     pieces: int = 1
     piece_cost: float = 0.0
@@ -105,7 +105,7 @@ class DocidTree:
         return np.bincount(self.doc_rows[self.doc_rows >= 0], minlength=self.num_rows)
 
     @cached_property
-    def place_costs(self) -> NDArray[np.float32] | None:
+    def place_costs(self) -> Floats | None:
         """[N] what is taken from the dense score at each docid position, by the pieces of its document; None if nothing is."""
         if not self.piece_cost or self.most_places == 1:
             return None
@@ -172,7 +172,7 @@ class DocidTree:
         """[documents] where the places of each collection row begin in `by_row`."""
         return np.cumsum(self.place_counts) - self.place_counts
 
-    def places_of(self, rows: NDArray[np.integer]) -> tuple[Ints, Numbers]:
+    def places_of(self, rows: Ints) -> tuple[Ints, Numbers]:
         """Return the docid positions of collection rows [n], ascending and one row after another, and how many each row has."""
         counts = self.place_counts[rows]
         return self.by_row[ranges(self.first_places[rows], counts)], counts
@@ -203,7 +203,7 @@ class DocidTree:
         """`origin_fingerprint` as the array that an updated tree carries."""
         return self.origin if len(self.origin) else np.frombuffer(bytes.fromhex(self.fingerprint), dtype=np.uint8)
 
-    def paths(self, positions: NDArray[np.integer]) -> tuple[Ints, Ints]:
+    def paths(self, positions: Ints) -> tuple[Ints, Ints]:
         """Return [n, depth] the inner nodes at which the digits of documents are chosen, and the digits; -1 past the end."""
         positions = np.asarray(positions)
         parents = np.full((len(positions), self.depth), -1, dtype=np.int32)
@@ -233,9 +233,8 @@ class DocidTree:
             if node >= self.num_inner:
                 raise ValueError(f"digits {tuple(digits)} go on below a document, which ends at level {level}.")
             if not 0 <= digit < self.num_children[node]:
-                raise ValueError(
-                    f"digits {tuple(digits)}: level {level} has digits 0 to {self.num_children[node] - 1}, got {digit}."
-                )
+                most = self.num_children[node] - 1
+                raise ValueError(f"digits {tuple(digits)}: level {level} has digits 0 to {most}, got {digit}.")
             node = int(self.first_child[node] + digit)
         return node
 
@@ -252,7 +251,7 @@ class DocidTree:
         rows = self.rows_below(node)
         return len(rows) if self.most_places == 1 else len(np.unique(rows))
 
-    def spans_at(self, positions: NDArray[np.integer]) -> list[tuple[int, int] | None]:
+    def spans_at(self, positions: Ints) -> list[tuple[int, int] | None]:
         """Return `spans` at docid positions [n]; None for a document of one piece."""
         if self.spans is None:
             return [None] * len(positions)
@@ -356,7 +355,7 @@ def _are_pieces(spans: Ints | None, cost: float, documents: int) -> bool:
     return spans.shape == (documents, 2) and bool((spans[:, 0] >= 0).all() and (spans[:, 1] >= spans[:, 0]).all())
 
 
-def piece_cost(embeddings: Vectors | NDArray[np.float32], centroid: NDArray[np.float32]) -> float:
+def piece_cost(embeddings: Vectors | Floats, centroid: Floats) -> float:
     """Return `DocidTree.piece_cost` of vectors [N, dim] with a mean [dim], in the units of their dot products."""
     blocks = (np.asarray(embeddings[start : start + BLOCK]) - centroid for start in range(0, len(embeddings), BLOCK))
     return PIECE_COST * sum(float((block**2).sum()) for block in blocks) / len(embeddings)
@@ -410,15 +409,15 @@ def document_scores(queries: Floats, tree: DocidTree) -> Floats:
     return np.maximum.reduceat(scores[:, tree.by_row], tree.first_places, axis=1)
 
 
-def places_of(tree: DocidTree, rows: NDArray[np.integer]) -> Numbers:
+def places_of(tree: DocidTree, rows: Ints) -> Numbers:
     """[n, most] the docid positions of collection rows [n], ascending; a row with fewer repeats its first."""
     places = pad(*tree.places_of(rows))
     return np.where(places < 0, places[:, :1], places)
 
 
-def nearest_places(tree: DocidTree, rows: NDArray[np.integer], vectors: Floats) -> NDArray[np.integer]:
+def nearest_places(tree: DocidTree, rows: Ints, vectors: Floats) -> Ints:
     """[n] the docid position of each document in `rows` [n]; of several the one whose vector is nearest to its of `vectors`."""
-    nearest = [np.empty(0, dtype=np.int32)]
+    nearest: list[Ints] = [np.empty(0, dtype=np.int32)]
     blocks = np.cumsum(tree.place_counts[rows]) // BLOCK
     for own in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(blocks)) + 1) if len(rows) else ():
         places, counts = tree.places_of(rows[own])
@@ -427,7 +426,7 @@ def nearest_places(tree: DocidTree, rows: NDArray[np.integer], vectors: Floats) 
     return np.concatenate(nearest)
 
 
-def first_of_highest(scores: Floats, counts: NDArray[np.integer]) -> NDArray[np.integer]:
+def first_of_highest(scores: Floats, counts: Ints) -> Ints:
     """Return where the highest score of each of several groups, one after another, comes first.
 
     >>> first_of_highest(np.array([1, 3, 3, 2]), np.array([3, 1])).tolist()

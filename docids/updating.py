@@ -5,7 +5,8 @@ nearest cluster and takes a free place there, or a new one at the end; beside a 
 `DocidTree.trained` records which nodes the decoder was trained with. Knows nothing of texts or models.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ _OVERFULL = 2
 """A cluster is full with this many times the documents (or clusters) of the largest one at training."""
 
 
-def remove_documents(tree: DocidTree, rows: NDArray[np.integer]) -> DocidTree:
+def remove_documents(tree: DocidTree, rows: Ints) -> DocidTree:
     """Return the tree without some documents; their places become free."""
     gone = np.zeros(tree.num_places + 1, dtype=bool)  # the last entry is that of row -1, free places
     gone[rows] = True
@@ -32,16 +33,8 @@ def remove_documents(tree: DocidTree, rows: NDArray[np.integer]) -> DocidTree:
     codes = _with_rows(tree.codes, changed, zeros) if tree.codes else None
     tokens = tree.tokens.without(changed) if tree.tokens else None
     spans = None if tree.spans is None else np.where(free[:, None], np.int32(0), tree.spans)
-    smaller = replace(
-        tree,
-        doc_rows=doc_rows,
-        embeddings=embeddings,
-        codes=codes,
-        origin=tree.origin_bytes,
-        tokens=tokens,
-        spans=spans,
-    )
-    return _with_means(smaller, changed)
+    smaller = replace(tree, doc_rows=doc_rows, embeddings=embeddings, codes=codes, origin=tree.origin_bytes)
+    return _with_means(replace(smaller, tokens=tokens, spans=spans), changed)
 
 
 def without_traces(tree: DocidTree) -> DocidTree:
@@ -60,9 +53,9 @@ def without_traces(tree: DocidTree) -> DocidTree:
 def add_documents(
     tree: DocidTree,
     embeddings: Floats,
-    rows: NDArray[np.integer] | None = None,
+    rows: Ints | None = None,
     tokens: TokenCodes | None = None,
-    spans: NDArray[np.integer] | None = None,
+    spans: Ints | None = None,
 ) -> DocidTree:
     """Return the tree with more documents, which take the next rows of the document table.
 
@@ -79,14 +72,13 @@ def add_documents(
     return growing.assemble(embeddings, np.arange(len(embeddings)) if rows is None else rows, tokens, spans)
 
 
-@dataclass
-class _Opened:
-    """Inner nodes that an update opened, one list per attribute."""
+class _Opened(NamedTuple):
+    """An inner node that an update opened."""
 
-    parent: list[int] = field(default_factory=list)
-    digit: list[int] = field(default_factory=list)
-    is_cluster: list[bool] = field(default_factory=list)
-    centroid: list[Floats] = field(default_factory=list)
+    parent: int
+    digit: int
+    is_cluster: bool
+    centroid: Floats
 
 
 class _Growing:
@@ -98,7 +90,7 @@ class _Growing:
 
     def __init__(self, tree: DocidTree) -> None:
         self.tree = tree
-        self.opened = _Opened()
+        self.opened: list[_Opened] = []
         self.taken: dict[int, None] = {}  # places of the new documents, in order
         self.new_places: list[tuple[int, int]] = []  # (cluster, digit) of each new place
         self.more: dict[int, list[int]] = {}  # {inner node: its new children}
@@ -125,7 +117,7 @@ class _Growing:
     def _is_cluster(self, node: int) -> bool:
         """True if its children are documents."""
         inner = self.tree.num_inner
-        return bool(self.tree.first_child[node] >= inner) if node < inner else self.opened.is_cluster[node - inner]
+        return bool(self.tree.first_child[node] >= inner) if node < inner else self.opened[node - inner].is_cluster
 
     def _children(self, node: int) -> list[int]:
         """Inner nodes, or the places of a cluster."""
@@ -140,11 +132,11 @@ class _Growing:
         """[nodes, dim] of nodes of the tree and opened ones, which come last."""
         inner = self.tree.num_inner
         old = self.tree.centroids[[node for node in nodes if node < inner]]
-        return np.concatenate([old, *(self.opened.centroid[node - inner][None] for node in nodes if node >= inner)])
+        return np.concatenate([old, *(self.opened[node - inner].centroid[None] for node in nodes if node >= inner)])
 
     def _parent(self, node: int) -> int:
         inner = self.tree.num_inner
-        return int(self.tree.parents[node]) if node < inner else self.opened.parent[node - inner]
+        return int(self.tree.parents[node]) if node < inner else self.opened[node - inner].parent
 
     def _nearest(self, embedding: Floats, nodes: list[int]) -> int:
         distances = ((self._centroids(nodes) - embedding) ** 2).sum(axis=1)
@@ -159,8 +151,6 @@ class _Growing:
 
     def _open_beside(self, cluster: int, embedding: Floats) -> int:
         """Return a cluster with room beside a full one, opened earlier or now."""
-        if cluster == 0:  # the root has no siblings
-            return cluster
         parent = self._parent(cluster)
         opened = self._with_room(parent, are_clusters=True)
         if not opened and self._is_full(parent):
@@ -176,9 +166,9 @@ class _Growing:
         grandparent = self._parent_with_room(parent)
         opened = self._with_room(grandparent, are_clusters=False)
         (centroid,) = self._centroids([parent])
-        return (
-            self._nearest(centroid, opened) if opened else self._append_inner(grandparent, centroid, is_cluster=False)
-        )
+        if opened:
+            return self._nearest(centroid, opened)
+        return self._append_inner(grandparent, centroid, is_cluster=False)
 
     def _with_room(self, parent: int, *, are_clusters: bool) -> list[int]:
         """Return children that an update opened, so that no decoder was trained with them, and that have room."""
@@ -187,11 +177,8 @@ class _Growing:
         return [node for node in opened if self._is_cluster(node) == are_clusters and not self._is_full(node)]
 
     def _append_inner(self, parent: int, centroid: Floats, *, is_cluster: bool) -> int:
-        node = self.tree.num_inner + len(self.opened.parent)
-        self.opened.parent.append(parent)
-        self.opened.digit.append(len(self._children(parent)))
-        self.opened.is_cluster.append(is_cluster)
-        self.opened.centroid.append(centroid)
+        node = self.tree.num_inner + len(self.opened)
+        self.opened.append(_Opened(parent, len(self._children(parent)), is_cluster, centroid))
         self.more.setdefault(parent, []).append(node)
         return node
 
@@ -203,21 +190,16 @@ class _Growing:
 
     # The resulting tree.
 
-    def assemble(
-        self,
-        embeddings: Floats,
-        rows: NDArray[np.integer],
-        tokens: TokenCodes | None,
-        spans: NDArray[np.integer] | None,
-    ) -> DocidTree:
+    def assemble(self, embeddings: Floats, rows: Ints, tokens: TokenCodes | None, spans: Ints | None) -> DocidTree:
         """Return the tree with its nodes renumbered: inner nodes breadth-first, documents in docid order."""
         tree, inner, documents = self.tree, self.tree.num_inner, self.tree.num_places
         # 1) Parent and digit of each inner node, cluster and digit of each place.
         cluster_of_new, digit_of_new = np.array(self.new_places, dtype=np.int64).reshape(-1, 2).T
-        parent = np.concatenate([tree.parents[:inner], np.array(self.opened.parent, dtype=np.int64)])
+        parent_of_new, digit_of_opened = np.array([own[:2] for own in self.opened], dtype=np.int64).reshape(-1, 2).T
+        parent = np.concatenate([tree.parents[:inner], parent_of_new])
         cluster = np.concatenate([tree.parents[inner:], cluster_of_new])
         digits = np.arange(1, inner + documents) - tree.first_child[tree.parents[1:]]
-        digit = np.concatenate([[0], digits[: inner - 1], np.array(self.opened.digit, dtype=np.int64)])
+        digit = np.concatenate([[0], digits[: inner - 1], digit_of_opened])
         digit_in_cluster = np.concatenate([digits[inner - 1 :], digit_of_new])
         # 2) Their numbers in the new tree.
         levels, number = _breadth_first(parent, digit)
@@ -240,7 +222,10 @@ class _Growing:
         source = np.empty(len(position), dtype=np.int32)  # old position of each, or N + number of the new document
         source[position[:documents]] = np.arange(documents)
         source[added] = documents + np.arange(len(added))
-        opened = np.array(self.opened.centroid, dtype=np.float32).reshape(-1, embeddings.shape[1])
+        if spans is not None:
+            old = np.zeros((documents, 2), np.int32) if tree.spans is None else tree.spans
+            spans = np.concatenate([old, spans.astype(np.int32)])[source]
+        opened = np.array([own.centroid for own in self.opened], dtype=np.float32).reshape(-1, embeddings.shape[1])
         larger = DocidTree(
             first_child=first_child[order].astype(np.int32),
             num_children=num_children[order].astype(np.int32),
@@ -254,16 +239,10 @@ class _Growing:
             origin=tree.origin_bytes,
             pieces=tree.pieces,
             piece_cost=tree.piece_cost,
-            spans=None if spans is None else _with_spans(tree, spans)[source],
+            spans=spans,
             tokens=tree.tokens.arranged(source, tokens) if tree.tokens and tokens else None,
         )
         return _with_means(larger, added)
-
-
-def _with_spans(tree: DocidTree, spans: NDArray[np.integer]) -> NDArray[np.int32]:
-    """Return the spans of a tree, and then those of new pieces."""
-    old = np.zeros((tree.num_places, 2), np.int32) if tree.spans is None else tree.spans
-    return np.concatenate([old, spans.astype(np.int32)])
 
 
 def _breadth_first(parent: NDArray[np.int64], digit: NDArray[np.int64]) -> tuple[list[NDArray[np.int64]], Ints]:
@@ -296,14 +275,14 @@ def _document_ranges(
     return start, size
 
 
-def _with_rows(vectors: Vectors, rows: NDArray[np.integer], new: Floats) -> Vectors:
+def _with_rows(vectors: Vectors, rows: Ints, new: Floats) -> Vectors:
     """Return the vectors with some replaced."""
     source = np.arange(len(vectors), dtype=np.int32)
     source[rows] = len(vectors) + np.arange(len(new), dtype=np.int32)
     return vectors.rearrange(source, new)
 
 
-def _with_means(tree: DocidTree, changed: NDArray[np.integer]) -> DocidTree:
+def _with_means(tree: DocidTree, changed: Ints) -> DocidTree:
     """Return the tree with the centroids above changed places recomputed; a node without documents keeps its centroid."""
     occupied = tree.doc_rows >= 0
     before = np.concatenate([[0], np.cumsum(occupied, dtype=np.int32)])

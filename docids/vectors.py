@@ -1,7 +1,4 @@
-"""Vectors as floats or int8, and codes to search them by; read as float32, updated without copying.
-
-Knows nothing of trees.
-"""
+"""Vectors as floats or int8, and codes to search them by; read as float32, updated without copying. Knows nothing of trees."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +7,6 @@ from typing import Any, Literal, TypeAlias
 
 import faiss as library
 import numpy as np
-from numpy.typing import NDArray
 
 from dsi.docids.files.declarations import settings
 from dsi.docids.files.reading import is_finite
@@ -259,7 +255,7 @@ class Vectors:
     def _decode(self, codes: Numbers) -> Floats:
         return self.codec.decode(codes) if self.codec else codes
 
-    def rearrange(self, source: NDArray[np.integer], new: Floats) -> "Vectors":
+    def rearrange(self, source: Ints, new: Floats) -> "Vectors":
         """Return vectors in another order, without copying the original ones.
 
         `source`: [m] row of each vector here; n + i for row i of `new`; `new`: [k, dim] further vectors.
@@ -317,10 +313,7 @@ def multiply(queries: Floats, vectors: Floats, out: Floats) -> None:
 
 
 def dots(vectors: Floats, queries: Floats, rows: Numbers) -> Floats:
-    """Return [batch, m] dot products of each query [batch, dim] with its rows [batch, m] of a contiguous array [n, dim].
-
-    No vector is copied; a row of -1 has -inf.
-    """
+    """[batch, m] products of queries [batch, dim] with their rows [batch, m] of an array, uncopied; -inf at row -1."""
     products, places = np.empty(rows.shape, dtype=np.float32), np.ascontiguousarray(rows, dtype=np.int64)
     queries = np.ascontiguousarray(queries)
     arrays = [faiss.swig_ptr(array) for array in (products, queries, vectors, places)]

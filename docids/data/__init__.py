@@ -51,7 +51,6 @@ def folder_for_collection(value: str | Path, name: str = "folder") -> Path:
     if judgements.exists():
         others = [judgements] if not judgements.is_dir() else [p for p in judgements.iterdir() if p.name not in TABLES]
         if others:
-            raise FileExistsError(
-                f"{path} holds {str(min(others).relative_to(path))!r}, which would be lost; name a new folder."
-            )
+            name = str(min(others).relative_to(path))
+            raise FileExistsError(f"{path} holds {name!r}, which would be lost; name a new folder.")
     return path

@@ -1,7 +1,6 @@
-"""Collections in BEIR layout: documents, queries and relevance judgements, read once and checked.
+"""Collections in BEIR layout: documents, queries and relevance judgements, read once and checked. Knows no models or docids.
 
-Documents are an Arrow table (`datasets.Dataset`), queries and judgements dictionaries. Every error names the file,
-the line, the value and the remedy. Knows nothing of models, docids or measures.
+Documents are an Arrow table, queries and judgements dictionaries. An error names file, line, value and remedy.
 """
 
 import logging
@@ -167,14 +166,8 @@ class Collection:
         if read and not any(judged.values()):
             _warn_unused(_IN_MEMORY, read, "qrels={'train' or 'dev' or 'test': {query_id: {doc_id: relevance}}}")
         versions = [digest([table._fingerprint, read, judged])]
-        return cls(
-            _IN_MEMORY,
-            versions,
-            table,
-            read,
-            *split_judgements(judged, read, rows, dev_queries, dev_untaught, seed),
-            rows,
-        )
+        cut = split_judgements(judged, read, rows, dev_queries, dev_untaught, seed)
+        return cls(_IN_MEMORY, versions, table, read, *cut, rows)
 
     @classmethod
     def from_files(cls, *paths: str | Path) -> "Collection":
@@ -196,17 +189,13 @@ class Collection:
 
         for path in paths:
             if not isinstance(path, str | Path):
-                raise TypeError(
-                    f"A path must be a string or a Path, got {shown(path)}; from_records takes what is in memory."
-                )
+                raise TypeError(f"A path must be a string or a Path, got {shown(path)}; from_records takes records.")
         found = [user_path(path) if os.path.isfile(user_path(path)) else existing_folder(path) for path in paths]  # noqa: PTH113
         if not found:
             raise FileNotFoundError("Name at least one file or folder.")
         for path in found:
             if path.is_dir() and is_beir(path):
-                raise ValueError(
-                    f"{path} is in BEIR layout, with queries and judgements; dsi.read_collection reads it."
-                )
+                raise ValueError(f"{path} is in BEIR layout, with queries; dsi.read_collection reads it.")
         name = ", ".join(map(str, found))
         table = table_of(path_records(found), name, on_disk=True)
         return cls(name, [table._fingerprint], table, {}, *split_judgements({}, {}, {}, 0, 0, 0), _rows(table))
@@ -312,9 +301,7 @@ class Collection:
 def check_collection(call: str, collection: object) -> None:
     """Raise TypeError, with the remedy, unless the argument of a call is a `Collection`."""
     if not isinstance(collection, Collection):
-        raise TypeError(
-            f"{call}() takes a collection, got {collection!r}; dsi.read_collection(FOLDER) reads one from a folder."
-        )
+        raise TypeError(f"{call}() takes a collection, got {collection!r}; dsi.read_collection(FOLDER) reads one.")
 
 
 def compare_documents(collection: Collection, doc_ids: Iterable[str]) -> None:
@@ -322,16 +309,12 @@ def compare_documents(collection: Collection, doc_ids: Iterable[str]) -> None:
     documents, indexed = collection.rows.keys(), set(doc_ids)
     missing, extra = len(documents - indexed), len(indexed - documents)
     if missing == len(documents):
-        raise ValueError(
-            f"{collection.name} and the index share no document; give the collection that the index was made of."
-        )
+        raise ValueError(f"{collection.name} and the index share no document; give the one that it was made of.")
     if missing or extra:
         logger.warning(
             "%s and the index differ: %d documents are in the collection only (no search finds them), %d in the index only.",
-            collection.name,
-            missing,
-            extra,
-        )
+            collection.name, missing, extra,
+        )  # fmt: skip
 
 
 def read_collection(
@@ -398,11 +381,9 @@ def _versions(folder: Path, judged: Mapping[str, Path]) -> list[str]:
     return [f"{name} {sha256(path)}" for name, path in sorted(files.items())]
 
 
-def _warn_unused(name: object, queries: Mapping[str, str], place: str) -> None:
-    """Say that queries without judgements are not used; `place` says where judgements are given."""
-    logger.warning(
-        "%s has %d queries but no judgements, so they are not used; judgements are %s.", name, len(queries), place
-    )
+def _warn_unused(name: object, queries: Mapping[str, str], at: str) -> None:
+    """Say that queries without judgements are not used; `at` says where judgements are given."""
+    logger.warning("%s has %d queries but no judgements, so none is used; judgements are %s.", name, len(queries), at)
 
 
 def is_beir(folder: Path) -> bool:
@@ -427,9 +408,9 @@ def _memory_queries(queries: Mapping[str, str] | Iterable[Any] | None) -> dict[s
     """Return {query_id: text} of what `Collection.from_records` takes."""
     if isinstance(queries, Mapping):
         queries = [{"_id": query_id, "text": text} for query_id, text in queries.items()]
-    return checked_queries(
-        records_of([] if queries is None else queries, "queries"), "queries", whole=queries is not None
-    )
+    if queries is None:
+        return {}
+    return checked_queries(records_of(queries, "queries"), "queries")
 
 
 def read_documents(path: Path) -> "datasets.Dataset":

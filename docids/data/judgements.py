@@ -1,7 +1,6 @@
-"""Relevance judgements, read from files or memory; all that is odd in them is counted. Knows nothing of documents' contents.
+"""Relevance judgements, read from files or memory; all that is odd in them is counted. Knows no documents' contents.
 
-A judgement of a document that is not in the collection stays: recall and the ideal DCG count it, as trec_eval does, though no
-search can find it. Training leaves it out.
+A judgement of a document that is not in the collection counts in recall and the ideal DCG, as in trec_eval; training skips it.
 """
 
 import logging
@@ -62,7 +61,11 @@ def _grade(written: str) -> float | None:
     """
     if not _NUMBER.fullmatch(written):
         return None
-    value = float(written)
+    return _whole(float(written))
+
+
+def _whole(value: float) -> float:
+    """Return a number as an integer where it is one."""
     return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
 
@@ -95,7 +98,7 @@ def _memory_judgements(qrels: Any, name: str) -> Iterator[Judgement]:
             if not math.isfinite(value):
                 raise ValueError(f"{source} must be a finite number, got {shown(grade)}.")
             ids = text(id_of(unpack(query_id)), f"{source}: query_id"), text(id_of(unpack(doc_id)), f"{source}: doc_id")
-            yield source, *ids, int(value) if value.is_integer() and abs(value) < 2**53 else value
+            yield source, *ids, _whole(value)
 
 
 def _collected(

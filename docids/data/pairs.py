@@ -66,9 +66,7 @@ def _grades(record: Mapping[str, Any], source: str, find: Find, odd: Oddities) -
         raise ValueError(f"{source} has no positive: none of the keys {', '.join(POSITIVES)} has a value.")
     for key in record.keys() - {*QUERIES, *POSITIVES, *NEGATIVES}:
         if key in _SCORES:
-            raise ValueError(
-                f"{source} has the key {key!r}, but pairs cannot have scores. Put irrelevant documents into negatives."
-            )
+            raise ValueError(f"{source} has the key {key!r}, but pairs cannot have scores; list negatives.")
         odd.count(_NOT_READ, key)
     grades: dict[str, float] = {}
     for values, grade, absent in ((negatives, 0, _ABSENT_NEGATIVE), (positives, 1, _ABSENT)):

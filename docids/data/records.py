@@ -1,10 +1,7 @@
-"""Documents and queries from records to Arrow tables: records -> checked rows -> columns.
+"""Documents and queries from records to Arrow tables: records -> checked rows -> columns. Reads no files.
 
-`dsi.docids.data.sources` yields the records of files and of what is in memory.
-1) `checked_documents` and `checked_queries` check them, the same for files, memory, `add` and the server;
-2) `table_of` finds a type for each column of metadata, and makes a table of the rows.
-
-What cannot be understood is refused. What is odd is counted, in one line a kind. Reads no files.
+The checks are the same for files, memory, `add` and the server. What cannot be understood is refused, and what is odd is
+counted, in one line a kind.
 """
 
 import enum
@@ -113,11 +110,7 @@ class Oddities:
 
 
 def checked_documents(records: Records, name: object) -> Iterator[Row]:
-    """Yield the row of each document, checked one by one; at the end a line counts each kind of what is odd.
-
-    `records`: each with an id and a text under one of `ID_KEYS` and `TEXT_KEYS`; optionally with title and metadata
-    {key: value}. All other keys are metadata too. None and NaN are missing.
-    """
+    """Yield the row of each document, checked one by one; at the end a line counts each kind of what is odd."""
     seen, odd = dict[str, int](), Oddities(name)
     for number, (source, record) in enumerate(records, start=1):
         row = document_row(record, source, odd)
@@ -182,14 +175,11 @@ def ids_of(source: Any, name: str) -> list[Any]:
         what = f"the string {shown(source)}" if isinstance(source, str) else shown(source)
         raise ValueError(f"{name} must be a list or set of doc_ids, got {what}.")
     items = source if isinstance(source, Set) else items_of(source, name)
-    return [
-        id_of(
-            unpack(
-                _given(own, ID_KEYS, f"{name}[{number}]", "doc_id", needed=True) if isinstance(own, Mapping) else own
-            )
-        )
+    ids = (
+        _given(own, ID_KEYS, f"{name}[{number}]", "doc_id", needed=True) if isinstance(own, Mapping) else own
         for number, own in enumerate(items)
-    ]
+    )
+    return [id_of(unpack(own)) for own in ids]
 
 
 def _check_id(value: object, name: str) -> str:
@@ -239,9 +229,8 @@ def _metadata(record: Mapping[str, Any], source: str) -> Iterator[tuple[str, Any
     further = {key: value for key, value in record.items() if key not in _OWN_KEYS}
     for key in further.keys() & metadata.keys():
         if repr(metadata[key]) != repr(further[key]):
-            raise ValueError(
-                f"{source}: {shown(key)} is {shown(further[key])}, but {shown(metadata[key])} in metadata; give one."
-            )
+            outer, inner = shown(further[key]), shown(metadata[key])
+            raise ValueError(f"{source}: {shown(key)} is {outer}, but {inner} in metadata; give one.")
     for key, value in {**further, **metadata}.items():
         name = _text(key, f"{source}: a key of metadata")
         if "\0" in name:  # where Arrow ends the names of columns
@@ -252,10 +241,7 @@ def _metadata(record: Mapping[str, Any], source: str) -> Iterator[tuple[str, Any
 
 
 def _value(value: Any, source: str, key: str, odd: Oddities) -> Any:
-    """Return a value that a column can hold; None if it is missing, or an object, which is counted.
-
-    A list, tuple or set is a list; a time is one of UTC; UUIDs, paths, enumerations and decimal numbers are texts.
-    """
+    """Return a value as a column holds it, with times in UTC; None if it is missing, or an object, which is counted."""
     if type(value) is str and value.isascii():  # most are
         return value
     if isinstance(value, list | tuple | Set):
@@ -437,9 +423,8 @@ def converted(value: Any, kind: str) -> Any:
     (datetime.date(2024, 1, 15), ['3'], 'true')
     """
     if kind.startswith("list of "):
-        return [
-            converted(own, kind.removeprefix("list of ")) for own in (value if isinstance(value, list) else [value])
-        ]
+        values = value if isinstance(value, list) else [value]
+        return [converted(own, kind.removeprefix("list of ")) for own in values]
     if isinstance(value, list):
         raise ValueError("a list")
     if kind == "text":

@@ -1,7 +1,4 @@
-"""The documents and queries of whatever holds them, as records: lists, tables, data sets, and files of lines or tables.
-
-Each record comes after the words that name it in messages. Knows nothing of what records must hold.
-"""
+"""Whatever holds documents or queries, as records: lists, tables, data sets, and files of lines or tables."""
 
 import csv
 import gzip
@@ -65,10 +62,7 @@ _INEXACT = "^-?(0[0-9]|[0-9]{16})"
 
 
 def records_of(source: Any, name: str = "documents", *, texts: bool = True) -> Records:
-    """Yield the records of a list, an iterator, a series, a DataFrame, an Arrow table or a data set, after their names.
-
-    A text is a record whose id is its place, unless `texts` are refused.
-    """
+    """Yield the records of whatever is in memory, after their names; a text, where allowed, has its place as its id."""
     for place, record in enumerate(items_of(source, name)):
         if isinstance(record, str) and texts:
             record = {"_id": str(place), "text": record}
@@ -259,9 +253,7 @@ def bare_records(path: Path) -> Records:
             )
         is_first = False
         if not tab:
-            raise ValueError(
-                f"{source}: expected id<TAB>text, or a first line that names columns (id, text, …); got {line[:60]!r}."
-            )
+            raise ValueError(f"{source}: expected id<TAB>text, or columns named in the first line; got {line[:60]!r}.")
         yield source, {"_id": record_id, "text": text}
 
 
@@ -273,11 +265,11 @@ def _table_rows(path: Path, encoding: str = "utf-8-sig") -> Iterator[dict[str, A
     _check_columns(names, f"{path}, line 1")
     plain, texts = encoding.removesuffix("-sig"), dict.fromkeys(names, pa.string())
     try:
+        # One thread, so that errors tell the row.
+        options = pa_csv.ReadOptions(use_threads=False, block_size=LONGEST_LINE, encoding=plain, skip_rows=skipped)
         table = pa_csv.read_csv(
             path,
-            pa_csv.ReadOptions(
-                use_threads=False, block_size=LONGEST_LINE, encoding=plain, skip_rows=skipped
-            ),  # so that errors tell the row
+            options,
             pa_csv.ParseOptions(delimiter=separator, newlines_in_values=True),
             pa_csv.ConvertOptions(column_types=texts, null_values=[""], strings_can_be_null=True),
         )
@@ -295,10 +287,7 @@ def _own_name(name: str) -> str:
 
 
 def column_names(path: Path, encoding: str = "utf-8-sig") -> tuple[list[str], str, int]:
-    """Return the values of the first line that is not blank, at most a million bytes, what separates them, and lines to skip.
-
-    A line `sep=;` before them, as spreadsheets write it, says what separates them.
-    """
+    """Return the first line's values, what separates them (a line `sep=;` above may say), and lines to skip."""
     with path.open("rb") as file:
         head = file.read(_HEADER).decode(encoding, errors="replace")  # Arrow refuses what is not of it
     if hint := _SEPARATOR.match(head):
@@ -331,9 +320,7 @@ def _check_columns(names: Sequence[str], source: str) -> None:
         raise ValueError(f"{source}: a table has at most {MOST_COLUMNS:,} columns, got {len(names):,}; leave some out.")
     _check_different(names, source)
     if hidden := [name for name in names if not name.isprintable()]:
-        raise ValueError(
-            f"{source}: the column {shown(hidden[0])} has a character that cannot be printed; leave it out."
-        )
+        raise ValueError(f"{source}: the column {shown(hidden[0])} has an unprintable character; leave it out.")
 
 
 def _typed(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -358,26 +345,19 @@ def _is_exact(texts: pa.ChunkedArray, numbers: pa.ChunkedArray) -> bool:
 
 
 def text_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield number, from 1, and text of each line of a UTF-8 file that is not blank, without its end.
-
-    A file whose name ends in .gz is decompressed. A byte order mark is skipped; lines end in LF or CRLF.
-    """
+    """Yield number, from 1, and text of each line of a UTF-8 file, perhaps gzipped, that is not blank, without its end."""
     number = last = 0
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), start=1):
                 if len(line) > LONGEST_LINE:
-                    raise ValueError(
-                        f"{path}, line {number} has more than {LONGEST_LINE:,} bytes; write shorter lines."
-                    )
+                    raise ValueError(f"{path}, line {number} has more than {LONGEST_LINE:,} bytes; shorten it.")
                 text = _decode(line, f"{path}, line {number}").removeprefix("\ufeff" if number == 1 else "")
                 if text.strip():
                     last = number
                     yield number, text.rstrip("\r\n")
                 elif number - last > _MOST_BLANK:
-                    raise ValueError(
-                        f"{path} has more than {_MOST_BLANK:,} blank lines after line {last}; remove them."
-                    )
+                    raise ValueError(f"{path} has over {_MOST_BLANK:,} blank lines after line {last}; remove them.")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is damaged after line {number} ({error}); fetch or compress it again.") from None
 
@@ -389,9 +369,7 @@ def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
             record = json.loads(line)
         except json.JSONDecodeError as error:
-            raise ValueError(
-                f"{source}: not valid JSON ({error.msg}); got {line[:60]!r}; write one object a line."
-            ) from None
+            raise ValueError(f"{source}: not valid JSON ({error.msg}), got {line[:60]!r}; write objects.") from None
         except (ValueError, RecursionError):  # of int(), or of lists in lists
             raise ValueError(
                 f"{source}: JSON nested too deeply, or an integer of thousands of digits; write a text instead."

@@ -104,9 +104,7 @@ def user_path(value: str | Path) -> Path:
     (True, PosixPath('~$draft.docx'))
     """
     if "\0" in str(value):
-        raise ValueError(
-            f"A path cannot have the character NUL, got {shown(value)}. Give the path of a file or folder."
-        )
+        raise ValueError(f"A path cannot have the character NUL, got {shown(value)}. Name a file or folder.")
     return Path(os.path.expanduser(value))  # noqa: PTH111 - Path.expanduser raises where there is no such user
 
 

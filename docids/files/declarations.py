@@ -1,7 +1,6 @@
 """Declares settings once: a frozen dataclass whose annotations are types and ranges, with each meaning in a docstring below.
 
-pydantic checks the values; a wrong one is a ValueError on one line. Commands, the schema of the HTTP interface and the table of
-settings in the documentation read the same declarations. Knows no settings.
+pydantic checks the values; a wrong one is a ValueError on one line. Commands, HTTP and documentation read the same.
 """
 
 import ast
@@ -35,11 +34,7 @@ NameOrPath = Annotated[str, AfterValidator(os.path.expanduser)]
 """Of a model or a file."""
 
 ALIASES = {
-    "top_k": "k",
-    "topk": "k",
-    "num_results": "k",
-    "n": "k",
-    "limit": "k",
+    **dict.fromkeys(("top_k", "topk", "num_results", "n", "limit"), "k"),
     "beam": "beam_width",
     "filter": "where",
 }

@@ -60,11 +60,7 @@ class Processes:
         return False
 
     def map(self, work: Callable[..., U], pieces: Sequence[T], values: Callable[[T], tuple[Any, ...]]) -> list[U]:
-        """Return the result of a function for each piece, in order.
-
-        `work`: importable by all processes; its result depends on its arguments alone; `values`: returns the arguments
-        for a piece; called by who does it, or gives it away.
-        """
+        """Return, in order, what an importable function makes of the arguments that `values` returns for each piece."""
         return self.collect([work(*values(piece)) for piece in self.share(pieces)])
 
     def merge(self, items: Mapping[str, T], work: Callable[[dict[str, T]], Mapping[str, U]]) -> dict[str, U]:
@@ -103,10 +99,9 @@ class MatrixRows:
         whole: Any = self.matrix
         while whole is not None and getattr(whole, "filename", None) is None:
             whole = getattr(whole, "base", None)
-        is_whole = (
-            whole is not None and whole.shape == self.matrix.shape and whole.ctypes.data == self.matrix.ctypes.data
-        )
-        if not is_whole or whole.dtype != self.matrix.dtype or not self.matrix.flags.c_contiguous:
+        own = self.matrix
+        is_whole = whole is not None and whole.shape == own.shape and whole.ctypes.data == own.ctypes.data
+        if not is_whole or whole.dtype != own.dtype or not own.flags.c_contiguous:
             return MatrixRows, (self.read(), slice(None))
         return _map_rows, (Path(whole.filename), whole.dtype, whole.shape, whole.offset, self.rows)
 

@@ -1,7 +1,4 @@
-"""Progress: tqdm's bar on a terminal, elsewhere a line every half minute while work goes on, and one for each stage.
-
-Knows nothing of the work.
-"""
+"""Progress: tqdm's bar on a terminal, elsewhere a line every half minute while work goes on, and one for each stage."""
 
 import sys
 import threading
@@ -36,11 +33,7 @@ class _Lines:
 
 
 class Bar(tqdm):
-    """A `tqdm` that writes lines in place of the bar where stderr is not a terminal.
-
-    `total`: how many there are, if known; `enabled`: False shows nothing; for processes other than the first; `whole`:
-    while it is open, others count their items here, and show nothing themselves.
-    """
+    """A `tqdm` that writes lines where stderr is no terminal. While a `whole` one is open, others count into it."""
 
     _whole: ClassVar["Bar | None"] = None
     _lock: ClassVar[Any] = threading.RLock()  # tqdm's own is shared with forks, and a fork that is killed keeps it

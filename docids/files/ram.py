@@ -13,12 +13,7 @@ _MAP_THRESHOLD, _TRIM_THRESHOLD = (-3, 2**25), (-1, 2**28)
 
 
 def keep_few_kernels() -> None:
-    """Let oneDNN, which multiplies torch's matrices, keep 128 compiled products of its 1,024, and torch 8 of its own 1,024.
-
-    Texts are computed without padding, so nearly every product has a shape of its own. After six steps of contrastive training
-    a process holds .5 GB so, and 1.2 GB with all of them, in the same time. They are read at the first product of a process;
-    the variables ONEDNN_PRIMITIVE_CACHE_CAPACITY and LRU_CACHE_CAPACITY say otherwise.
-    """
+    """Let oneDNN and torch keep few compiled products, as texts have many shapes: training holds .5 GB, not 1.2."""
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
     os.environ.setdefault("LRU_CACHE_CAPACITY", "8")
 
@@ -36,10 +31,7 @@ def give_back_memory() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Have the C library (glibc) keep freed arrays for those to come: to get new ones from the system takes half of a search.
-
-    In a process that imports torch it learns that by itself.
-    """
+    """Have glibc keep freed arrays, as it does under torch: to get new ones takes half of a search."""
     if sys.platform == "linux" and (set_option := getattr(ctypes.CDLL(None), "mallopt", None)):
         for option in (_MAP_THRESHOLD, _TRIM_THRESHOLD):
             set_option(*option)

@@ -214,10 +214,7 @@ class MappedFile(NamedTuple):
 
 
 def check_mapped(files: Iterable[MappedFile]) -> None:
-    """Raise OSError if a file was cut off since it was mapped: reading what it lacks would end the process (SIGBUS).
-
-    One that was replaced or deleted stays mapped as it was.
-    """
+    """Raise OSError if a mapped file was cut off: reading what it lacks would end the process (SIGBUS)."""
     for path, device, inode, size in files:
         try:
             found = os.stat(path)  # noqa: PTH116 - before every search
@@ -240,11 +237,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def read_while_unchanged(path: Path, read: Callable[[], T]) -> T:
-    """Call `read` until the file `path`, or the folder that has this name, stays the same meanwhile.
-
-    Returns:
-        Its result, or its error is raised.
-    """
+    """Return the result of `read`, called until the file `path`, or the folder that has this name, stays the same meanwhile."""
     for _ in range(_ATTEMPTS):
         before = _identity(path)
         try:
@@ -255,9 +248,7 @@ def read_while_unchanged(path: Path, read: Callable[[], T]) -> T:
             continue
         if _identity(path) == before:
             return result
-    raise BlockingIOError(
-        f"{path} changed {_ATTEMPTS} times while it was read; try again when there are fewer updates."
-    )
+    raise BlockingIOError(f"{path} changed {_ATTEMPTS} times while it was read; try again with fewer updates.")
 
 
 def _identity(path: Path) -> bytes:

@@ -1,7 +1,4 @@
-"""Files and folders that are replaced atomically, by one writer at a time, and arrays on disk.
-
-Knows nothing of their content.
-"""
+"""Files and folders that are replaced atomically, by one writer at a time, and arrays on disk. Knows no content."""
 
 import errno
 import hashlib
@@ -45,9 +42,7 @@ def content_fingerprint(manifest: Mapping[str, Any]) -> str:
 def no_index(folder: Path) -> str:
     """Return the message that a folder holds no finished index, or is not there."""
     absent = "" if folder.exists() else " does not exist, so it"
-    return (
-        f"{folder}{absent} holds no finished index (no manifest.json); name one that `dsi index` or `dsi train` wrote."
-    )
+    return f"{folder}{absent} holds no finished index (no manifest.json); name one of `dsi index` or `dsi train`."
 
 
 def file_name(title: str) -> str:
@@ -223,9 +218,7 @@ def writing_to(folder: Path, *, wait: bool = True) -> Iterator[None]:
     file.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(file.parent, os.W_OK):
         if not os.access(folder, os.W_OK):
-            raise PermissionError(
-                f"You may write neither {folder} nor beside it; name another place, or change its mode."
-            )
+            raise PermissionError(f"You may write neither {folder} nor beside it; name another place.")
         file = folder / ".lock"
     lock, writer = FileLock(file, is_singleton=True), file.with_suffix(".writer")  # one lock in all calls of a process
     _check_own(file, writer)
@@ -246,9 +239,7 @@ def _check_own(*paths: Path) -> None:
     """Raise ValueError if one of our small files is something else: a pipe would be waited for, and a link written through."""
     for path in paths:
         if path.is_symlink() or (path.exists() and not path.is_file()):
-            raise ValueError(
-                f"{path} must be a file that this package writes, and is a link, a pipe or a folder; remove it."
-            )
+            raise ValueError(f"{path} must be a file of this package, and is a link, a pipe or a folder; remove it.")
 
 
 def _acquire(lock: FileLock, folder: Path, writer: Path, *, wait: bool) -> None:
@@ -260,15 +251,12 @@ def _acquire(lock: FileLock, folder: Path, writer: Path, *, wait: bool) -> None:
         with suppress(OSError):
             name = writer.read_text(encoding="utf-8")
         if not wait:
-            raise BlockingIOError(
-                f"{folder} is being written by {name}; wait for its end or write to another folder."
-            ) from None
+            raise BlockingIOError(f"{folder} is being written by {name}; wait for its end or take another.") from None
         logger.warning("%s is being written by %s; waiting for its end.", folder, name)
         lock.acquire()
     except OSError as error:
         raise OSError(
-            error.errno,
-            f"the file system of {folder} cannot lock files ({error.strerror}); use a folder on another",
+            error.errno, f"the file system of {folder} cannot lock files ({error.strerror}); use a folder on another"
         ) from None
 
 

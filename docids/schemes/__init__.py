@@ -1,15 +1,14 @@
-"""Docid schemes: their input and output, and their names.
+"""Docid schemes: their input and output, and their names; the module of a scheme is imported when it is used.
 
 A scheme gives every document a path of numbers. Documents whose paths have a common prefix share a node of the docid tree.
-Everything after that (digits, files, search, updates) is the same for all schemes. Knows nothing of how a scheme works: its
-module is imported when it is used.
+Everything after that (digits, files, search, updates) is the same for all schemes.
 """
 
 import copy
 import dataclasses
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import index
 from typing import Annotated, Any
 
@@ -129,7 +128,7 @@ class SchemeInput:
     doc_ids: Sequence[str] = ()
     titles: Sequence[str] = ()
     texts: Sequence[str] = ()
-    rows: NDArray[np.integer] | None = None
+    rows: Ints | None = None
     tokenizer: Any = None
     seed: int = 0
     processes: Processes = ALONE
@@ -138,9 +137,7 @@ class SchemeInput:
     def __post_init__(self) -> None:
         bad = ~np.isfinite(np.concatenate([own.sum(axis=1, dtype=np.float32) for own in _blocks(self.embeddings)]))
         if bad.any():
-            raise ValueError(
-                f"embeddings must be finite; row {int(np.argmax(bad))} (and {int(bad.sum()) - 1} more) is not."
-            )
+            raise ValueError(f"embeddings must be finite; row {bad.argmax()} (and {bad.sum() - 1} more) is not.")
         check_branching(len(self.embeddings), self.config)
 
 
@@ -152,15 +149,13 @@ class Docids:
         paths: [N, longest] the numbers of each document in collection order, from 0 to 2**31 - 1; -1 past the end; kept in the
             smallest type that holds them. A digit of the tree is the rank of the number among its siblings.
         rows: [N] the document of each path, ascending from 0, each at least once; None if each has one.
-        collisions: number of paths that were equal to an earlier one.
 
     Raises:
         ValueError: the paths are not of this form.
     """
 
     paths: Ints
-    rows: NDArray[np.integer] | None = None
-    collisions: int = field(init=False, default=0)
+    rows: Ints | None = None
 
     def __post_init__(self) -> None:
         _check_paths(self.paths)
@@ -169,9 +164,8 @@ class Docids:
         longest = int(path_lengths(self.paths).max())
         if longest >= MOST_LEVELS:  # documents with equal paths get one more
             raise ValueError(f"A path of a docid scheme must have fewer than {MOST_LEVELS} numbers, got {longest}.")
-        paths, collisions = _separate(self.paths[:, :longest].astype(_smallest(self.paths), copy=False))
-        object.__setattr__(self, "paths", paths)
-        object.__setattr__(self, "collisions", collisions)
+        paths = self.paths[:, :longest].astype(_smallest(self.paths), copy=False)
+        object.__setattr__(self, "paths", _separate(paths))
 
     @classmethod
     def from_paths(cls, paths: Sequence[Sequence[int]]) -> "Docids":
@@ -185,7 +179,7 @@ class Docids:
         """
         return cls(pad_paths(paths))
 
-    def with_rows(self, rows: NDArray[np.integer]) -> "Docids":
+    def with_rows(self, rows: Ints) -> "Docids":
         """Return the same paths as those of the documents [N] `rows`."""
         _check_rows(rows, len(self.paths))
         same = copy.copy(self)  # the paths are checked, and different
@@ -261,9 +255,7 @@ def scheme_names() -> list[str]:
 
 def check_branching(documents: int, config: DocidsConfig) -> None:
     """Raise ValueError if there are too few documents for one split."""
-    if "branching" not in SCHEMES.get(config.scheme, ()):
-        return
-    if documents < config.branching:
+    if "branching" in SCHEMES.get(config.scheme, ()) and documents < config.branching:
         raise ValueError(
             f"The collection has {documents} documents, fewer than docids.branching = {config.branching}; "
             f"set branching to at most {documents}."
@@ -285,7 +277,7 @@ def _check_paths(paths: Ints) -> None:
             )
 
 
-def _check_rows(rows: NDArray[np.integer], paths: int) -> None:
+def _check_rows(rows: Ints, paths: int) -> None:
     ascends = _are_integers(rows, 1) and len(rows) == paths and rows[0] == 0 and np.isin(np.diff(rows), (0, 1)).all()
     if not ascends or np.bincount(rows.astype(np.int64)).max() > MOST_PLACES:
         raise ValueError(
@@ -303,13 +295,13 @@ def _kind(value: object) -> str:
     return f"an array of {value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else shown(value)
 
 
-def _smallest(numbers: NDArray[np.integer]) -> np.dtype[np.signedinteger]:
+def _smallest(numbers: Ints) -> np.dtype[np.signedinteger]:
     """Return the smallest type that holds numbers from -1 on; NumPy sorts those of one or two bytes in linear time."""
     return np.min_scalar_type(-int(numbers.max()) - 1)
 
 
-def _separate(paths: Ints) -> tuple[Ints, int]:
-    """Return paths with one more number where several are equal, and how many were equal to an earlier one."""
+def _separate(paths: Ints) -> Ints:
+    """Return paths with one more number where several are equal."""
     order = np.lexsort(paths.T[::-1])
     first = np.zeros(len(paths), dtype=bool)
     first[0] = True
@@ -317,7 +309,7 @@ def _separate(paths: Ints) -> tuple[Ints, int]:
         ordered = column[order]
         first[1:] |= ordered[1:] != ordered[:-1]
     if first.all():
-        return paths, 0
+        return paths
     starts = np.flatnonzero(first)
     sizes = np.diff(starts, append=len(paths))
     numbers, shared = np.arange(len(paths)) - np.repeat(starts, sizes), np.repeat(sizes > 1, sizes)
@@ -326,4 +318,4 @@ def _separate(paths: Ints) -> tuple[Ints, int]:
     longer = np.pad(paths.astype(kind, copy=False), ((0, 0), (0, 1)), constant_values=-1)
     longer[rows, (paths[rows] >= 0).sum(axis=1)] = numbers[shared]
     longer = longer[:, : longer.shape[1] - int((longer[:, -1] < 0).all())]
-    return _separate(longer)[0], int((~first).sum())  # again: a longer path may now equal another
+    return _separate(longer)  # again: a longer path may now equal another

@@ -1,7 +1,4 @@
-"""Docids read from a file: per line a doc_id, a tab, and numbers separated by spaces.
-
-A document may have several lines; if documents have pieces, one per piece, in order. Equal paths get one more number each.
-"""
+"""Docids read from a file: a line a docid, or a piece in order, with a doc_id, a tab, and numbers between spaces."""
 
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
@@ -29,9 +26,7 @@ def make(documents: SchemeInput) -> Docids:
 def read_docids(path: Path, doc_ids: Sequence[str], *, in_pieces: bool = False) -> Docids:
     """Return the docids of documents in a file; `in_pieces`: `doc_ids` are those of all pieces, and so repeat."""
     if not path.is_file():
-        raise FileNotFoundError(
-            f"docids.method names {path}, which does not exist; give the place of a file of docids."
-        )
+        raise FileNotFoundError(f"docids.method names {path}, which does not exist; name a file of docids.")
     pieces = Counter(doc_ids)
     lines = _read(path, pieces.keys())
     missing = [doc_id for doc_id in pieces if doc_id not in lines]
@@ -60,9 +55,7 @@ def _read(path: Path, known: Container[str]) -> _Lines:
         source = f"{path}, line {number}"
         doc_id, tab, text = line.partition("\t")
         if not tab:
-            raise ValueError(
-                f"{source}: expected a doc_id, a tab, and digits with spaces between them, got {shown(line)}."
-            )
+            raise ValueError(f"{source}: expected a doc_id, a tab, and digits between spaces, got {shown(line)}.")
         if doc_id not in known:
             raise ValueError(f"{source}: the document {shown(doc_id)} is not in the collection; remove the line.")
         digits = tuple(_number(digit, source) for digit in text.split())

@@ -3,17 +3,7 @@
 import numpy as np
 
 from dsi.docids.files.processes import MatrixRows
-from dsi.docids.schemes import Docids, DocidsConfig, SchemeInput, splits
-from dsi.docids.schemes.lloyd import (
-    POINTS_PER_CENTROID,
-    members_of,
-    nearest,
-    nearest_of,
-    read_points,
-    sample_rows,
-    train_clusters,
-    train_kmeans,
-)
+from dsi.docids.schemes import Docids, DocidsConfig, SchemeInput, lloyd, splits
 from dsi.docids.types import Floats, Ints, Numbers
 
 
@@ -24,9 +14,9 @@ def make(documents: SchemeInput) -> Docids:
 
 def _split(documents: MatrixRows, sizes: Numbers, config: DocidsConfig, seed: int) -> Ints:
     labels = []
-    for points, there, centroids, k in train_clusters(read_points(documents), sizes, config, seed):
-        padded = nearest_of(points, centroids, k)  # [clusters, n]
-        counts = members_of(padded, there, centroids.shape[1]).sum(axis=2)
+    for points, there, centroids, k in lloyd.train_clusters(lloyd.read_points(documents), sizes, config, seed):
+        padded = lloyd.nearest_of(points, centroids, k)  # [clusters, n]
+        counts = lloyd.members_of(padded, there, centroids.shape[1]).sum(axis=2)
         for cluster in np.flatnonzero(((counts == 0) & (np.arange(counts.shape[1]) < k[:, None])).any(axis=1)):
             own = there[cluster]
             distances = _distances(points[cluster, own], centroids[cluster], padded[cluster, own])
@@ -38,8 +28,10 @@ def _split(documents: MatrixRows, sizes: Numbers, config: DocidsConfig, seed: in
 def _split_together(points: Floats, rows: Ints, documents: SchemeInput) -> Ints:
     """`_split` of a large cluster, block by block: no process holds all of its points."""
     k, processes = documents.config.clusters(len(rows)), documents.processes
-    (sample,) = sample_rows(np.array([len(rows)]), k * POINTS_PER_CENTROID, np.random.default_rng(documents.seed))
-    centroids = train_kmeans(read_points(MatrixRows(points, rows[sample])), k, documents.seed)
+    (sample,) = lloyd.sample_rows(
+        np.array([len(rows)]), k * lloyd.POINTS_PER_CENTROID, np.random.default_rng(documents.seed)
+    )
+    centroids = lloyd.train_kmeans(lloyd.read_points(MatrixRows(points, rows[sample])), k, documents.seed)
     starts = range(0, len(rows), splits.BLOCK)
 
     def block(start: int) -> tuple[MatrixRows, Floats]:
@@ -51,8 +43,8 @@ def _split_together(points: Floats, rows: Ints, documents: SchemeInput) -> Ints:
 
 def _assign(block: MatrixRows, centroids: Floats) -> tuple[Floats, Ints]:
     """Return the distance [n] to the nearest centroid, and its number [n]."""
-    points = read_points(block)
-    labels = nearest(points, centroids)
+    points = lloyd.read_points(block)
+    labels = lloyd.nearest(points, centroids)
     return _distances(points, centroids, labels), labels
 
 

@@ -1,7 +1,6 @@
 """k-means for many clusters at a time: k-means++ seeds (Arthur & Vassilvitskii 2007) and Lloyd's algorithm.
 
-Clusters of about the same size are padded to one array, so that a step is one batch of matrix products for all of them. A large
-cluster has the centroids of a sample. Knows nothing of texts and titles.
+Clusters of about the same size are padded to one array, for batches of matrix products; a large one has a sample's centroids.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,4 @@
-"""Splits clusters into clusters, level by level, until they are small enough, then numbers their documents.
-
-Clusters of about the same size are split together. Several processes share such groups, and may split a large cluster together.
-"""
+"""Splits clusters level by level until they are small enough, those of about the same size together."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -44,14 +44,8 @@ _SIGNS = str.maketrans(
     {"٬": ",", "٫": ".", **dict.fromkeys("\u2010\u2011", "-"), **dict.fromkeys("\u2018\u2019\u02bb\u02bc\u055a", "'")}
 ) | _DIGITS  # fmt: skip
 """Signs within words and numbers, and digits, as a keyboard has them."""
-_POINTS = [
-    *range(0x591, 0x5C8),
-    *range(0x610, 0x61B),
-    *range(0x64B, 0x660),
-    0x670,
-    *range(0x6D6, 0x6EE),
-    *range(0x8D3, 0x900),
-]
+_POINTS = [*range(0x591, 0x5C8), *range(0x610, 0x61B), *range(0x64B, 0x660), *range(0x670, 0x671), *range(0x6D6, 0x6EE)]
+_POINTS += range(0x8D3, 0x900)
 _WRITTEN_ALIKE = str.maketrans(
     {"ى": "ي", "ی": "ي", "ے": "ي", "ئ": "ي", "ک": "ك", "ة": "ه", "ہ": "ه", "ۀ": "ه", "ؤ": "و", "أ": "ا", "إ": "ا", "آ": "ا",
      "ٱ": "ا", "ـ": "", "ँ": "ं", "़": "", "ऩ": "न", "ऱ": "र", "ऴ": "ळ",
@@ -115,12 +109,7 @@ _STEMMERS = threading.local()
 
 
 class Analyzer(dict[str, tuple[str, ...]]):
-    """Turns texts into terms; a mapping {token: its terms} that fills itself, as collections repeat their tokens.
-
-    Queries fill it too, so what it remembers is bounded in bytes, whatever they consist of.
-
-    `language`: of the texts: one of `LANGUAGES`, or "none" for words as they are.
-    """
+    """Turns texts into terms; a mapping {token: its terms} that fills itself, up to a number of bytes."""
 
     def __init__(self, language: str) -> None:
         super().__init__()
@@ -257,11 +246,8 @@ def letter_places(run: str) -> list[tuple[int, int]]:
     """Return the first character, and one past the last, of each of `letter_groups`."""
     ends = [letter.end() for letter in _LETTER.finditer(run)]
     starts, sizes = [0, *ends], (2, 3) if _ALPHABETS.match(run) and len(ends) > 2 else (2,)
-    return [
-        (starts[at], ends[min(at + size, len(ends)) - 1])
-        for size in sizes
-        for at in range(max(1, len(ends) - size + 1))
-    ]
+    runs = ((at, min(at + size, len(ends))) for size in sizes for at in range(max(1, len(ends) - size + 1)))
+    return [(starts[first], ends[stop - 1]) for first, stop in runs]
 
 
 def fold(word: str) -> str:
@@ -281,9 +267,3 @@ def _written_alike(word: str) -> str:
     """Return a word without case, in one of the ways to write its digits, and letters of Arabic and Hindi."""
     word = word.casefold()
     return word if word.isascii() else _NASAL.sub("ं", word.translate(_WRITTEN_ALIKE))
-
-
-def check_language(name: str, language: str) -> None:
-    """Raise ValueError unless there is a stemmer of a language; `name`: of the setting, or of the file that holds it."""
-    if language not in (FOUND, NO_STEMS, *LANGUAGES):
-        raise ValueError(f'{name} must be "{FOUND}", "{NO_STEMS}" or one of {", ".join(LANGUAGES)}, got {language!r}.')

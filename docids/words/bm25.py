@@ -12,7 +12,7 @@ import numpy as np
 from dsi.docids.files.declarations import settings
 from dsi.docids.files.storage import save_tensors, write_json
 from dsi.docids.types import Floats, Ints, Rows, Run
-from dsi.docids.words.analyzer import FOUND, Analyzer, check_language
+from dsi.docids.words.analyzer import FOUND, LANGUAGES, NO_STEMS, Analyzer
 from dsi.docids.words.languages import find_language
 from dsi.docids.words.postings import Postings, postings_arrays, read_postings
 from dsi.docids.words.term_scores import Damping, Terms, TermScorer, highest_positive
@@ -46,7 +46,9 @@ class LexicalConfig:
     out of English."""
 
     def __post_init__(self) -> None:
-        check_language("lexical.language", self.language)
+        if self.language not in (FOUND, NO_STEMS, *LANGUAGES):
+            names = f'"{FOUND}", "{NO_STEMS}" or one of {", ".join(LANGUAGES)}'
+            raise ValueError(f"lexical.language must be {names}, got {self.language!r}.")
 
 
 class Counted(NamedTuple):
@@ -100,10 +102,7 @@ class BM25:
         self.scorer = TermScorer(self._postings, damping, self.lengths)
 
     def update(self, removed: Collection[int], doc_ids: Sequence[str], texts: Sequence[str]) -> "BM25":
-        """Return BM25 without the documents in some rows and with those of new texts at the end, as if built from the result.
-
-        `doc_ids`: of all documents afterwards.
-        """
+        """Return BM25 less some rows and with new texts at the end, as if built anew; `doc_ids` are of the result."""
         keep = np.ones(len(self.lengths), dtype=bool)
         keep[list(removed)] = False
         vocabulary, counts, lengths = _count(texts, self.analyzer, self._vocabulary)

@@ -1,7 +1,4 @@
-"""Which language a collection is written in, so that its words get the right stems. Knows nothing of words.
-
-Languages are identified by py3langid (Lui and Baldwin 2012, "langid.py").
-"""
+"""Which language a collection is written in, by py3langid (Lui and Baldwin 2012), so that its words get the right stems."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -24,10 +21,7 @@ _MOST = 0.7
 
 
 def find_language(texts: Sequence[str]) -> str:
-    """Return the stemmer for a collection's texts: that of the language that most are in, "none" for many or unknown ones.
-
-    A language without a stemmer, such as Chinese, has "none" too.
-    """
+    """Return the stemmer of the language that most texts are in; "none" if it has none, or if there are many languages."""
     from py3langid import classify  # loads its model, which takes a while
 
     step = max(1, len(texts) // _TEXTS)

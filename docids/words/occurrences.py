@@ -1,7 +1,6 @@
 """Where terms stand in a text as it is written: in any case, form or script. Knows no documents and no scores.
 
-No term but that of "10 000" spans a space, so a text is read chunk by chunk between its spaces; chunks repeat, and their terms
-are remembered.
+A text is read chunk by chunk between its spaces, as no term but "10 000" has one; the terms of chunks are remembered.
 """
 
 import re

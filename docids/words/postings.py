@@ -78,12 +78,7 @@ class Postings:
     def is_sound(self) -> bool:
         """True if the lists are in order, with values above 0; searches follow them without a check."""
         starts, documents, values = self.starts, self.documents, self.values
-        if (
-            starts[0]
-            or starts[-1] != len(documents)
-            or (starts[1:] < starts[:-1]).any()
-            or len(documents) != len(values)
-        ):
+        if starts[0] or not starts[-1] == len(documents) == len(values) or (starts[1:] < starts[:-1]).any():
             return False
         ascends = documents[1:] > documents[:-1]
         ascends[starts[(starts > 0) & (starts < len(documents))] - 1] = True  # the next term starts over
@@ -94,9 +89,7 @@ class Postings:
 def postings_arrays(postings: Postings) -> dict[str, Numbers]:
     """Return the arrays of a safetensors file with all lists."""
     if len(postings.values) > np.iinfo(np.int32).max:
-        raise ValueError(
-            f"An index can hold 2^31 - 1 words of documents, got {len(postings.values)}; split the collection."
-        )
+        raise ValueError(f"An index holds 2^31 - 1 words of documents, got {len(postings.values)}; split it.")
     shape = np.array([len(postings), postings.num_documents])
     integers = {"indices": postings.documents, "indptr": postings.starts, "shape": shape}
     return {"data": postings.values, **{name: array.astype(np.int32, copy=False) for name, array in integers.items()}}

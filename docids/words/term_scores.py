@@ -1,7 +1,6 @@
 """Scores of documents that are sums over the terms of a query: of all documents, or of the top ones without scoring the rest.
 
-A term adds its factor in the query times its weight in the document, which is value / (value + the document's damping), the
-value from a posting list. Of long lists only the top is read, as deep as a query needs. Knows nothing of words.
+A term adds its factor in the query times its weight in the document, value / (value + the document's damping).
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +10,6 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dsi.docids.types import Bools, Floats, Ints, Rows
 from dsi.docids.words.postings import Postings
@@ -139,7 +137,7 @@ class TermScorer:
             scores[rows] += factor * self.weigh(values, rows)  # no row repeats
         return scores
 
-    def contributions(self, terms: Terms, rows: NDArray[np.integer]) -> Floats:
+    def contributions(self, terms: Terms, rows: Ints) -> Floats:
         """Return [terms, rows] what each term adds to the scores of some documents."""
         documents: Ints = np.asarray(rows, dtype=np.int32)
         added = np.zeros((len(terms.numbers), len(rows)), dtype=np.float32)
@@ -245,10 +243,7 @@ def _scan(readings: Sequence[_Reading], allowed: Bools | None, others: Rows) -> 
 
 
 def _choose_depths(unread: Sequence[Floats], budget: int) -> list[int]:
-    """Choose how deep to read each list, as an index into `_DEPTHS`; extend the list whose unread part weighs most.
-
-    `unread`: for each list, [depths] the highest contribution below each depth.
-    """
+    """Choose how deep to read lists, as indices of `_DEPTHS`, from what is unread below each: deeper where that weighs most."""
     depths, queue = [0] * len(unread), [(-float(bounds[0]), n) for n, bounds in enumerate(unread)]
     heapify(queue)
     while queue:

@@ -76,7 +76,7 @@ def test_a_line_that_would_fill_the_memory_is_refused(beir, monkeypatch):
     (folder / "corpus.jsonl").unlink()
     with gzip.open(folder / "corpus.jsonl.gz", "wb") as file:
         file.write(DOC.encode() + b"\n" + b" " * 10**6)
-    with pytest.raises(ValueError, match=r"corpus.jsonl.gz, line 2 has more than 1,000 bytes; write shorter lines\."):
+    with pytest.raises(ValueError, match=r"corpus.jsonl.gz, line 2 has more than 1,000 bytes; shorten it\."):
         read_collection(folder)
 
 
@@ -507,7 +507,7 @@ def test_documents_alone_are_a_collection(beir, caplog):
     folder = beir(DOC, QUERY, test=QRELS)
     (folder / "qrels" / "test.tsv").unlink()
     assert not any(read_collection(folder).qrels.values())
-    assert "has 1 queries but no judgements, so they are not used" in caplog.text
+    assert "has 1 queries but no judgements, so none is used" in caplog.text
     (folder / "queries.jsonl").unlink()
     collection = read_collection(folder)
     assert collection.queries == {}

@@ -247,7 +247,7 @@ def test_a_folder_of_texts_is_a_collection(notes):
         ("bad.csv", b"id,text,text\na,b,c\n", r"bad.csv, line 1: the column 'text' comes twice; give each a name"),
         ("bad.csv", b"1,Ada\n2,Bob\n", r"bad.csv is without a first line that names columns; leave it out"),
         ("bad.csv", b"id,text\n,b\n", r"bad.csv, row 2 has no doc_id: none of the keys .*; its keys are 'id', 'text'"),
-        ("bad.tsv", b"a b\n", r"bad.tsv, line 1: expected id<TAB>text, or a first line that names columns"),
+        ("bad.tsv", b"a b\n", r"bad.tsv, line 1: expected id<TAB>text, or columns named in the first line"),
         ("bad.parquet", b"PAR", r"bad.parquet is not a Parquet file \(.*\); write it again"),
         ("bad.jsonl", b"{", r"bad.jsonl, line 1: not valid JSON"),
         ("bad.jsonl", b'{"id": "x", "text": "a"}\n{"id": "x", "text": "b"}', r"duplicate doc_id 'x'"),
@@ -315,7 +315,7 @@ def test_what_cannot_be_indexed_is_one_clear_error(documents, arguments, kind, m
 @pytest.mark.parametrize(
     ("folder", "kind", "message"),
     [
-        (3, TypeError, "A path must be a string or a Path, got 3; from_records takes what is in memory"),
+        (3, TypeError, "A path must be a string or a Path, got 3; from_records takes records"),
         (None, TypeError, "A path must be a string or a Path, got None"),
         (["a.txt"], TypeError, r"A path must be a string or a Path, got \['a.txt'\]"),
         ("", FileNotFoundError, "The name of the collection folder is empty; use . for the current folder"),
@@ -373,7 +373,7 @@ def test_an_encoder_that_is_told_to_learn_from_no_queries_stays_and_a_line_says_
 def test_queries_without_judgements_are_told(caplog):
     Collection.from_records(ROWS, queries={"q": "gas"})
     (message,) = caplog.messages
-    assert "has 1 queries but no judgements, so they are not used; judgements are qrels={" in message
+    assert "has 1 queries but no judgements, so none is used; judgements are qrels={" in message
 
 
 def test_the_shipped_collection_has_a_name(tmp_path, monkeypatch):
@@ -514,7 +514,7 @@ def test_a_folder_in_beir_layout_is_not_taken_for_texts(tmp_path):
     ("content", "message"),
     [
         (b"id,text," + b",".join(b"%d" % n + b"x" * 1100 for n in range(980)) + b"\n", "is not a table of values sep"),
-        (b"id,text,a\0b\n1,t,3\n", r"the column 'a\\x00b' has a character that cannot be printed; leave it out"),
+        (b"id,text,a\0b\n1,t,3\n", r"the column 'a\\x00b' has an unprintable character; leave it out"),
         (b"id,text,a\n1,t,3,\x1b[2J\n", r"Row #2: Expected 3 columns, got 4: 1,t,3,\\x1b\[2J"),
     ],
     ids=["names of a megabyte", "NUL", "control characters"],
@@ -614,9 +614,7 @@ def test_a_series_of_texts_is_a_list_of_texts():
 @needs_readers
 @pytest.mark.parametrize("folder", [None, 3, ["notes"]])
 def test_a_folder_that_is_no_path_is_named(folder):
-    with pytest.raises(
-        TypeError, match=r"A path must be a string or a Path, got .*; from_records takes what is in memory"
-    ):
+    with pytest.raises(TypeError, match=r"A path must be a string or a Path, got .*; from_records takes records"):
         Collection.from_files(folder)
 
 

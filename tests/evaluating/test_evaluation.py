@@ -232,9 +232,7 @@ def test_another_collection_is_refused(retriever, beir):
     rows = "q\tx\t1"
     other = dsi.read_collection(beir(document, query, train=rows, dev=rows, test=rows))
     for call in (dsi.evaluate, dsi.tune):
-        with pytest.raises(
-            ValueError, match="the index share no document; give the collection that the index was made of"
-        ):
+        with pytest.raises(ValueError, match="the index share no document; give the one that it was made of"):
             call(retriever, other)
 
 

@@ -106,7 +106,7 @@ def test_what_lies_where_a_lock_is_kept_is_refused(run, tmp_path, name, kind):
         path.mkdir()
     retriever = load(run)
     retriever.add(DOCUMENTS[50:51])
-    with pytest.raises(ValueError, match=f"{name} must be a file that this package writes, and is a link, a pipe or"):
+    with pytest.raises(ValueError, match=f"{name} must be a file of this package, and is a link, a pipe or"):
         retriever.save(run)
     assert not other.exists()
 
@@ -265,7 +265,7 @@ def test_a_killed_writer_blocks_nobody_and_a_living_one_is_named(
         assert main(train) == 2  # refused at once
         assert f"{run} is being written by process {child} on " in capsys.readouterr().err
         assert not (run / "config.toml").exists()
-        with pytest.raises(BlockingIOError, match="wait for its end or write to another folder"):
+        with pytest.raises(BlockingIOError, match="wait for its end or take another"):
             dsi.train(dsi.read_collection(beir()), run, config=config, device="cpu")
         assert load(run).search(QUERIES, k=5)  # readers need not wait
         with ThreadPoolExecutor(1) as pool:

@@ -25,7 +25,6 @@ from dsi.docids.query_memory import QueryMemory
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Floats, Ints
 from dsi.docids.words.bm25 import BM25
-from dsi.search.generate import VectorEngine
 from dsi.search.lists import cell_nodes
 from dsi.search.pools import Everything, Pool, Sources
 from dsi.search.queries import QueryBatch
@@ -33,6 +32,7 @@ from dsi.search.request import SearchRequest
 from dsi.search.results import EXTRA, WALK, WORDS, SearchResult, ShardError
 from dsi.search.scores import DocumentScores
 from dsi.search.top import highest_and_rest
+from dsi.search.vector_search import VectorEngine
 from dsi.search.walk import VectorWalk
 from dsi.store.folder.loading import Loaded, index_state, load_content, mapped_files
 from dsi.store.folder.manifest import read_entries, search_config
@@ -110,7 +110,7 @@ class _Asking:
             self.count,
             [scores.tokens[row] for row in rows] if tokens and scores.tokens is not None else None,
             float(scores.token_weight),
-            share.recalled(scores.recalled, rows) if scores.has_memory else None,
+            None if scores.recalled is None else share.recalled(scores.recalled, rows),
             None if scores.shares is None else scores.shares[list(rows)],
         )
 
@@ -183,7 +183,7 @@ class _ShardedSources(_Asking, Sources):
     @property
     def _needs_all(self) -> bool:
         """Whether documents come from elsewhere than the walk, so that all shards score some."""
-        return self.scores.lexical is not None or self.scores.extra is not None or self.scores.has_memory
+        return self.scores.lexical is not None or self.scores.extra is not None or self.scores.recalled is not None
 
     def rescore(self, rows: Sequence[int], pools: Sequence[tuple[Ints, Floats]]) -> list[tuple[Ints, Floats]]:
         """As in `Sources`; a document whose shard does not answer scores -inf."""

@@ -177,7 +177,6 @@ class ShardIndex:
         self._occupied = self.tree.doc_rows >= 0 if self.tree.num_removed else None
 
     def _scores(self, question: Question) -> DocumentScores:
-        recalled = question.memory
         return DocumentScores(
             self.tree,
             question.queries,
@@ -187,7 +186,7 @@ class ShardIndex:
             question.extra,
             question.tokens,
             question.token_weight,
-            None if recalled is None else lambda _: recalled,
+            question.memory,
             question.shares,
         )
 

@@ -274,19 +274,6 @@ class PathEngine(Engine):
                 by_level.append(torch.where(ended, by_level[-1], scores) if by_level else scores)
         return PathScores(torch.stack(generative, dim=2), torch.stack(dense, dim=2), siblings)
 
-    @torch.no_grad()
-    def kept_nodes(self, states: Tensor, mask: Tensor, beam_width: int) -> Tensor:
-        """[batch, n] the nodes that a search by the decoder alone keeps (Zhuo et al. 2020, eq. 3); -1 at padding.
-
-        It reads states [batch, length, d_model], with mask [batch, length] True at real tokens.
-        """
-        read, real = states.numpy(force=True), mask.bool().numpy(force=True)
-        batch = QueryBatch(np.arange(len(read)), read, real, read[:, 0], [""] * len(read))
-        queries, trace = _Queries(batch, SearchConfig(alpha=1.0, beta=0.0), self._occupied), Trace()
-        self.descend(queries, min(beam_width, self.tree.num_rows), beam_width, None, trace)
-        kept = [np.where(level.kept, level.nodes, -1) for level in trace.levels]
-        return torch.from_numpy(np.concatenate(kept, axis=1)).to(states.device)
-
     def _expand(self, beam: Beam, level: int, queries: _Queries, cache: Any) -> Beam:
         """Return all children of the beam with their scores, [batch, beams * fan_out], in docid order."""
         # The children, [batch, beams, fan_out]; `valid` is False past a node's last child.

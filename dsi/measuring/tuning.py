@@ -26,10 +26,10 @@ from dsi.eval.protocol import FEWEST_QUERIES, best_setting, count_answered
 from dsi.measuring.cloze import ask, best_scores
 from dsi.measuring.learned import learned_queries
 from dsi.search.explain.explanation import idle_memory
-from dsi.search.generate import VectorEngine
 from dsi.search.queries import EncodedQueries
 from dsi.search.request import LEXICAL_WEIGHT, MEMORY_WEIGHT, TOKEN_WEIGHT, SearchConfig, SearchRequest
 from dsi.search.results import SearchResult
+from dsi.search.vector_search import VectorEngine
 from dsi.store.folder.loading import index_state
 from dsi.store.folder.manifest import search_config
 from dsi.store.folder.writing import write_search_config

@@ -1,7 +1,7 @@
 """What searches an index: methods that return the best documents of encoded queries.
 
-There are two engines: that of `dsi.search.generate`, and for an index with a `Generator` that of `dsi.generator.beam`. Knows
-nothing of how they score.
+There are two engines: that of `dsi.search.vector_search`, and for an index with a `Generator` that of `dsi.generator.beam`.
+Knows nothing of how they score.
 """
 
 import copy

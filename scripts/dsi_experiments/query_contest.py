@@ -27,9 +27,9 @@ from dsi.docids.types import Bools, Floats, Ints, Qrels
 from dsi.eval.measures import evaluate
 from dsi.measuring.provenance import provenance
 from dsi.measuring.runs import language_of
-from dsi.search.generate import VectorEngine
 from dsi.search.queries import EncodedQueries
 from dsi.search.request import LEXICAL_WEIGHT, MEMORY_WEIGHT, TOKEN_WEIGHT, SearchRequest
+from dsi.search.vector_search import VectorEngine
 from dsi.store.retriever import Retriever, load
 from dsi.training.pipeline import TrainingRun
 from dsi_experiments.linear_tree import TreeSettings, floored, train_tree

@@ -24,9 +24,9 @@ from dsi.docids.vectors import VectorsConfig
 from dsi.docids.words.bm25 import BM25
 from dsi.measuring.runs import IndexRuns
 from dsi.search import generate
-from dsi.search.generate import VectorEngine
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchRequest
+from dsi.search.vector_search import VectorEngine
 from dsi.store.documents.topics import Topics
 from dsi.store.folder.loading import load_docids
 from dsi.store.retriever import load

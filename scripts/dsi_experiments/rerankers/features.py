@@ -18,10 +18,10 @@ from dsi.docids.types import Bools, Floats, Ints
 from dsi.docids.words.bm25 import BM25
 from dsi.generator.beam import PathEngine
 from dsi.search.engine import Engine
-from dsi.search.generate import VectorEngine
 from dsi.search.queries import EncodedQueries, QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import SearchResult
+from dsi.search.vector_search import VectorEngine
 
 _TEMPERATURE = 0.05
 """Of the softmaxes over siblings; search has none."""

@@ -198,7 +198,7 @@ class ShardIndex:
     def gather(self, question: Question, nodes: Sequence[Ints] | None) -> list[Pool]:
         """Return the documents that each source finds; without nodes all documents that may be returned."""
         scores, allowed, batch = self._scores(question), self._allowed(question), range(len(question.queries))
-        sources = PoolSources(self.tree, self.listed, scores, question.most, allowed, self._occupied)
+        sources = PoolSources(self.tree, lambda: self.listed, scores, question.most, allowed, self._occupied)
         if nodes is None:
             found = sources.outright(batch, np.unique(self.tree.doc_rows[allowed]))
         else:

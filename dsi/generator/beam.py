@@ -30,13 +30,13 @@ from torch import Tensor
 
 from dsi.docids.query_memory import QueryMemory
 from dsi.docids.tree import DocidTree, places_of
-from dsi.docids.types import Ints
+from dsi.docids.types import Bools, Ints
 from dsi.docids.words.bm25 import BM25
 from dsi.generator.answers import TopDocuments
 from dsi.generator.dense import DenseScores
 from dsi.generator.fusion import OWN, PRODUCT, fuse
 from dsi.generator.objectives import log_prior
-from dsi.search.engine import Engine, Followed, Method, count_documents
+from dsi.search.engine import Engine, Followed, Method, count_documents, nodes_above
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import WALK, LevelTrace, SearchResult, Trace
@@ -179,9 +179,11 @@ class PathEngine(Engine):
     @cached_property
     def _occupied(self) -> Tensor | None:
         """[nodes] True at documents that were not removed and at nodes above them; None if none was removed."""
-        if not self.tree.num_removed:
-            return None
-        return self.dense.alive(torch.from_numpy(self.tree.doc_rows >= 0).to(self.device))
+        return self._alive(self.tree.doc_rows >= 0) if self.tree.num_removed else None
+
+    def _alive(self, allowed: Bools) -> Tensor:
+        """[nodes] True at allowed documents, [places] True, and at nodes above them."""
+        return torch.from_numpy(np.concatenate([nodes_above(self.tree, allowed), allowed])).to(self.device)
 
     @property
     def methods(self) -> Mapping[str, Method]:
@@ -219,9 +221,7 @@ class PathEngine(Engine):
 
     def queries(self, batch: QueryBatch, request: SearchRequest) -> _Queries:
         """Return a batch with all that scores and filters nodes."""
-        alive = self._occupied
-        if request.allowed is not None:
-            alive = self.dense.alive(torch.from_numpy(request.allowed).to(self.device))
+        alive = self._occupied if request.allowed is None else self._alive(request.allowed)
         return _Queries(batch, request.config, alive)
 
     def descend(

@@ -73,9 +73,8 @@ class PretrainedGenerator(TokenGenerator):
         """Return a model with untrained docid tokens; see `Generator.create`."""
         torch.manual_seed(seed)
         model, tokenizer = _load(config.decoder)
-        entries = {**docid_entries(config, tree, objective), "d_model": state_dim}
-        fixed = {"reads": "text", "is_decoder": True, "is_encoder_decoder": False, "use_cache": False}
-        return cls(T5Config(**entries, **fixed), model, tokenizer)
+        entries = {**docid_entries(config, tree, objective), "d_model": state_dim, "reads": "text"}
+        return cls(T5Config(**entries), model, tokenizer)
 
     @classmethod
     def load(cls, folder: Path, config: T5Config) -> Self:

@@ -249,7 +249,7 @@ def _choose_beam(
 
     The walk chooses candidates, which late interaction then orders: it is compared on what it has to find.
     """
-    few = [batch.select(np.flatnonzero(batch.rows < _MOST_QUERIES)) for batch in encoded.batches]
+    few = [batch.select(np.flatnonzero(batch.numbers < _MOST_QUERIES)) for batch in encoded.batches]
     queries = EncodedQueries(encoded.query_ids[:_MOST_QUERIES], [batch for batch in few if len(batch.texts)])
     config = dataclasses.replace(config, token_weight=0.0)
 

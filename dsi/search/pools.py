@@ -6,7 +6,8 @@ chose nodes.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -82,7 +83,7 @@ _NOTHING = _Walked(_NO_NODES, _NO_SCORES, np.inf, 0)
 
 
 class Sources(ABC):
-    """Gathers the documents of pools, for a batch of queries."""
+    """Scores documents, some or all, for a batch of queries."""
 
     @abstractmethod
     def outright(self, queries: Sequence[int], documents: Ints) -> list[Pool]:
@@ -96,16 +97,9 @@ class Sources(ABC):
     def rescore(self, queries: Sequence[int], pools: Sequence[tuple[Ints, Floats]]) -> list[tuple[Ints, Floats]]:
         """Return for each query its documents' best places [n] and their scores with late interaction, given those without."""
 
-    def mark(self, result: SearchResult) -> None:  # noqa: B027
-        """Note in a result what could not be searched; in one process that is nothing."""
-
-
-class Everything(ABC):
-    """Scores all documents that may be returned, for a batch of queries."""
-
     @abstractmethod
     def best(self, k: int) -> Iterator[Pool]:
-        """Yield for each query at least the k best documents, each by its best place."""
+        """Yield for each query at least the k best of all documents that may be returned, each by its best place."""
 
     def mark(self, result: SearchResult) -> None:  # noqa: B027
         """Note in a result what could not be searched; in one process that is nothing."""
@@ -114,17 +108,22 @@ class Everything(ABC):
 class PoolSources(Sources):
     """Gathers the documents of pools, `count` from each source, from the documents of a tree that this process holds.
 
-    `listed`: the inverted lists of a large index; None if documents are read below nodes; `allowed`: [places] True at those
+    `listed`: returns the inverted lists of a large index, None if documents are read below nodes; an exact search does not have
+    them made. `allowed`: [places] True at those
     that a filter lets through, None without one; `occupied`: [places] True at those that were not removed, None if none was.
     """
 
     def __init__(
-        self, tree: DocidTree, listed: ListedDocuments | None, scores: DocumentScores, count: int,
+        self, tree: DocidTree, listed: Callable[[], ListedDocuments | None], scores: DocumentScores, count: int,
         allowed: Bools | None, occupied: Bools | None,
     ) -> None:  # fmt: skip
         self.tree, self.listed, self.scores, self.count = tree, listed, scores, count
-        self._allowed = occupied if allowed is None else allowed
-        self._allowed_rows = None if allowed is None else permitted(allowed, tree)
+        self._filter, self._allowed = allowed, occupied if allowed is None else allowed
+
+    @cached_property
+    def _allowed_rows(self) -> Bools | None:
+        """[documents] True at those that a filter lets through; None without one."""
+        return None if self._filter is None else permitted(self._filter, self.tree)
 
     def outright(self, queries: Sequence[int], documents: Ints) -> list[Pool]:
         """As in `Sources`."""
@@ -138,7 +137,7 @@ class PoolSources(Sources):
 
     def gather(self, queries: Sequence[int], nodes: Sequence[Ints]) -> list[Pool]:
         """As in `Sources`."""
-        listed, tree = self.listed, self.tree
+        listed, tree = self.listed(), self.tree
         below: Sequence[Ints]
         if listed is None:
             below = [ranges(tree.doc_start[ends], tree.doc_end[ends] - tree.doc_start[ends]) for ends in nodes]
@@ -157,6 +156,10 @@ class PoolSources(Sources):
         late = self.scores.late_interactions(queries, [positions for positions, _ in pools])
         return [(positions, plain + more) for (positions, plain), more in zip(pools, late, strict=True)]
 
+    def best(self, k: int) -> Iterator[Pool]:
+        """As in `Sources`."""
+        return AllDocuments(self.tree, self.scores, self._filter).best(k)
+
     def _gather(self, query: int, walked: "_Walked") -> Pool:
         """Return what the sources contribute for one query, given the best documents below the nodes where its walk ended."""
         scores, count, tree, allowed = self.scores, self.count, self.tree, self._allowed_rows
@@ -171,7 +174,9 @@ class PoolSources(Sources):
         rows = np.concatenate([walk_rows, others])
         bits = np.repeat([WALK, WORDS, EXTRA, MEMORY], [*map(len, (walk_rows, word_rows, extra_rows, memory_rows))])
         # 2) Their places, dense scores and scores by words, in the same order.
-        positions, dense = map(np.concatenate, zip(walked[:2], scores.dense(query, others), strict=True))
+        other_positions, other_dense = scores.dense(query, others)
+        positions = np.concatenate([walked.positions, other_positions])
+        dense = np.concatenate([walked.dense, other_dense])
         lexical = np.concatenate([lexical[: len(walk_rows)], word_scores, lexical[len(walk_rows) :]])
         # 3) Each document once, in docid order: not each place, as rounding may have chosen another of two equal places.
         _, first, inverse = np.unique(rows, return_index=True, return_inverse=True)
@@ -221,7 +226,7 @@ class PoolSources(Sources):
 
     def _bound(self, walked: "_Walked", nodes: Ints) -> "_Walked":
         """Return the documents with the bound of the others and what was read, where those below nodes have codes."""
-        if self.listed is None:
+        if self.listed() is None:
             return walked
         size = int((self.tree.doc_end[nodes] - self.tree.doc_start[nodes]).sum())
         if walked.read < size:  # the others were scored by their codes only
@@ -229,7 +234,7 @@ class PoolSources(Sources):
         return walked
 
 
-class AllDocuments(Everything):
+class AllDocuments:
     """Scores all documents of a tree for a batch of queries; `allowed`: [places] True at those that may be returned."""
 
     def __init__(self, tree: DocidTree, scores: DocumentScores, allowed: Bools | None) -> None:

@@ -96,7 +96,7 @@ class DocumentScores:
     ) -> "DocumentScores":
         """Return the scores that a request asks for; parts that the index lacks, or without a weight, are left out."""
         config = request.config
-        extra = None if request.extra_scores is None else request.extra_scores[batch.rows]
+        extra = None if request.extra_scores is None else request.extra_scores[batch.numbers]
         words = lexical if config.lexical_weight else None
         scorer, terms = (None, list[Terms]()) if words is None else (words.scorer, words.share_terms(batch.texts))
         shares, tokens = vector_weights(batch, words), None

@@ -15,9 +15,9 @@ from dsi.docids.files.threads import one_thread
 from dsi.docids.query_memory import Earlier, Spread
 from dsi.docids.types import Bools, Floats, Ints
 from dsi.docids.vectors import LARGE
-from dsi.search.engine import Engine, Followed, Method, count_documents
+from dsi.search.engine import Engine, Followed, Method, count_documents, nodes_above
 from dsi.search.lists import ListedDocuments
-from dsi.search.pools import AllDocuments, Everything, Pool, PoolSources, Sources
+from dsi.search.pools import Pool, PoolSources, Sources
 from dsi.search.queries import QueryBatch
 from dsi.search.recall import learned_words, recall
 from dsi.search.request import OF_A_GENERATOR, SearchConfig, SearchRequest
@@ -105,12 +105,8 @@ class VectorEngine(Engine):
         return nearest, words
 
     def sources(self, scores: DocumentScores, request: SearchRequest, count: int) -> Sources:
-        """Return what gathers the documents of pools, `count` from each source."""
-        return PoolSources(self.tree, self.listed, scores, count, request.allowed, self.occupied)
-
-    def all_documents(self, batch: QueryBatch, request: SearchRequest) -> Everything:
-        """Return what scores all documents that may be returned."""
-        return AllDocuments(self.tree, self.document_scores(batch, request), request.allowed)
+        """Return what scores documents, `count` from each source."""
+        return PoolSources(self.tree, lambda: self.listed, scores, count, request.allowed, self.occupied)
 
     def follow(self, batch: QueryBatch, request: SearchRequest, rows: Ints) -> Followed:
         """Return how the paths to documents [batch, n], rows of the document table, are scored; a filter changes no score."""
@@ -155,13 +151,6 @@ class VectorEngine(Engine):
             scores[:, :, level] = np.where(nodes < 0, np.nan, own)
         return scores
 
-    def alive(self, allowed: Bools | None) -> Bools | None:
-        """[inner nodes] True at those above an allowed document; None if all documents are allowed."""
-        if allowed is None:
-            return None
-        before = np.concatenate([[0], np.cumsum(allowed)])
-        return np.asarray(before[self.tree.doc_end] > before[self.tree.doc_start])
-
     @cached_property
     def occupied(self) -> Bools | None:
         """[places] True at documents that were not removed; None if none was."""
@@ -170,28 +159,26 @@ class VectorEngine(Engine):
     @cached_property
     def occupied_nodes(self) -> Bools | None:
         """[inner nodes] True at those above a document that was not removed; None if none was removed."""
-        return self.alive(self.occupied)
+        return None if self.occupied is None else nodes_above(self.tree, self.occupied)
 
 
 class Exact(Method):
     """Scores all documents."""
 
     def __init__(self, engine: VectorEngine) -> None:
-        self.engine: Engine = engine
-        self.all_documents = engine.all_documents
+        self.tree, self.engine = engine.tree, engine
 
-    def everything(self, batch: QueryBatch, request: SearchRequest) -> Everything:
-        """Return what scores all documents."""
-        return self.all_documents(batch, request)
+    def sources(self, batch: QueryBatch, request: SearchRequest, k: int) -> Sources:
+        """Return what scores documents."""
+        return self.engine.sources(self.engine.document_scores(batch, request), request, k)
 
     def retrieve(self, batch: QueryBatch, request: SearchRequest, trace: Trace | None = None) -> SearchResult:
         """Return the top k of all documents that may be returned."""
-        everything = self.everything(batch, request)
-        k = min(request.k, count_documents(self.engine.tree, request.allowed))
-        result = SearchResult.empty(len(batch.texts), k)
-        for query, pool in enumerate(everything.best(k)):
+        k = min(request.k, count_documents(self.tree, request.allowed))
+        sources, result = self.sources(batch, request, k), SearchResult.empty(len(batch.texts), k)
+        for query, pool in enumerate(sources.best(k)):
             pool.put(result, query, k)
-        everything.mark(result)
+        sources.mark(result)
         if trace is not None:
             trace.add_documents(result.positions, result.scores, result.sources)
         return result
@@ -201,12 +188,12 @@ class DenseAndWords(Exact):
     """Scores all documents of an index with any docid tokens by dense and lexical scores: a baseline."""
 
     def __init__(self, engine: Engine) -> None:
-        self.engine: Engine = engine
+        self.tree, self.lexical = engine.tree, engine.lexical
 
-    def everything(self, batch: QueryBatch, request: SearchRequest) -> Everything:
-        """Return what scores all documents."""
-        tree, lexical, batch = self.engine.tree, self.engine.lexical, batch._replace(shares_read=None)
-        return AllDocuments(tree, DocumentScores.from_request(tree, lexical, batch, request), request.allowed)
+    def sources(self, batch: QueryBatch, request: SearchRequest, k: int) -> Sources:
+        """Return what scores documents."""
+        scores = DocumentScores.from_request(self.tree, self.lexical, batch._replace(shares_read=None), request)
+        return PoolSources(self.tree, lambda: None, scores, k, request.allowed, None)
 
 
 class WalkSearch(Method):
@@ -254,7 +241,7 @@ class _Search:
         self.scores = engine.document_scores(batch, request)
         self.documents = count_documents(tree, allowed)
         self.k, self.count = min(request.k, self.documents), min(request.pool, self.documents)
-        self.alive = engine.occupied_nodes if allowed is None else engine.alive(allowed)
+        self.alive = engine.occupied_nodes if allowed is None else nodes_above(tree, allowed)
         is_few = allowed is not None and self.documents <= _OUTRIGHT
         self.few = np.unique(tree.doc_rows[allowed]) if is_few else None
         self.sources = engine.sources(self.scores, request, self.count)
@@ -265,9 +252,9 @@ class _Search:
         """Return where the walks of some queries end, and their candidates."""
         if self.few is not None:
             return [Reached(_NO_NODES, pruned=False, read=0)] * len(queries), self.sources.outright(queries, self.few)
-        levels = None
         if trace is not None:
-            trace.levels, trace.beam_width = (levels := []), beam_width
+            trace.levels, trace.beam_width = [], beam_width
+        levels = None if trace is None else trace.levels
         reached = self.walk.descend(self.node_scores, queries, beam_width, self.alive, levels)
         return reached, self.sources.gather(queries, [end.nodes for end in reached])
 

@@ -307,7 +307,7 @@ def answer(
 def one_by_one(encoded: EncodedQueries) -> Iterator[tuple[int, QueryBatch]]:
     """Yield the row and the batch of each single query."""
     for batch in encoded.batches:
-        for place, row in enumerate(batch.rows.tolist()):
+        for place, row in enumerate(batch.numbers.tolist()):
             yield row, batch.select(np.array([place]))
 
 

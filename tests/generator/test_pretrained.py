@@ -68,7 +68,7 @@ def test_queries_are_read_as_the_encoder_cuts_them(sentence_t5_folder):
     short = Encoder.load(EncoderConfig(name=str(sentence_t5_folder), query_length=3), device="cpu")
     encoded = encode_queries(short, ["of the in danube", "the", ""])
     (batch,) = encoded.batches
-    assert dict(zip(batch.rows.tolist(), batch.read, strict=True)) == {0: "of the in", 1: "the", 2: "?"}
+    assert dict(zip(batch.numbers.tolist(), batch.read, strict=True)) == {0: "of the in", 1: "the", 2: "?"}
     assert [list(own.batches[0].read) for own in encoded.each()] == [["of the in"], ["the"], ["?"]]
 
 

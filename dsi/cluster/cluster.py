@@ -17,7 +17,7 @@ from dsi.cluster.router import ShardedRetriever
 from dsi.cluster.shards import shard_edges
 from dsi.docids.files.checks import plain, user_path
 from dsi.docids.files.processes import Processes
-from dsi.search.generate import VectorEngine
+from dsi.search.vector_search import VectorEngine
 from dsi.store.folder.loading import load_index
 
 logger = logging.getLogger(__name__)

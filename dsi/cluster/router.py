@@ -25,14 +25,13 @@ from dsi.docids.query_memory import QueryMemory
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Floats, Ints
 from dsi.docids.words.bm25 import BM25
-from dsi.search.generate import VectorEngine
 from dsi.search.lists import cell_nodes
-from dsi.search.pools import Everything, Pool, Sources
-from dsi.search.queries import QueryBatch
+from dsi.search.pools import Pool, Sources
 from dsi.search.request import SearchRequest
 from dsi.search.results import EXTRA, WALK, WORDS, SearchResult, ShardError
 from dsi.search.scores import DocumentScores
 from dsi.search.top import highest_and_rest
+from dsi.search.vector_search import VectorEngine
 from dsi.search.walk import VectorWalk
 from dsi.store.folder.loading import Loaded, index_state, load_content, mapped_files
 from dsi.store.folder.manifest import read_entries, search_config
@@ -86,13 +85,9 @@ class ShardedIndex(VectorEngine):
         """As in `VectorEngine`."""
         return _ShardedSources(self, scores, request, count)
 
-    def all_documents(self, batch: QueryBatch, request: SearchRequest) -> "_ShardedDocuments":
-        """As in `VectorEngine`."""
-        return _ShardedDocuments(self, self.document_scores(batch, request), request, request.k)
 
-
-class _Asking:
-    """Asks the shards about one batch, and remembers which did not answer."""
+class _ShardedSources(Sources):
+    """Has the documents of one batch scored by the shards, and remembers which did not answer."""
 
     def __init__(self, index: ShardedIndex, scores: DocumentScores, request: SearchRequest, count: int) -> None:
         self.index, self.scores, self.request, self.count = index, scores, request, count
@@ -110,7 +105,7 @@ class _Asking:
             self.count,
             [scores.tokens[row] for row in rows] if tokens and scores.tokens is not None else None,
             float(scores.token_weight),
-            share.recalled(scores.recalled, rows) if scores.has_memory else None,
+            None if scores.recalled is None else share.recalled(scores.recalled, rows),
             None if scores.shares is None else scores.shares[list(rows)],
         )
 
@@ -157,10 +152,6 @@ class _Asking:
             self.index.fleet.count_partial(len(partial), float(result.coverage.min()), missing)
             self.index.on_partial()
 
-
-class _ShardedSources(_Asking, Sources):
-    """Gathers the documents of pools from the shards."""
-
     def outright(self, rows: Sequence[int], documents: Ints) -> list[Pool]:
         shards = [number for number, share in enumerate(self.index.shares) if np.isin(documents, share.rows).any()]
         parts = self.gathered("gather", rows, dict.fromkeys(shards, rows), dict.fromkeys(shards))
@@ -183,7 +174,7 @@ class _ShardedSources(_Asking, Sources):
     @property
     def _needs_all(self) -> bool:
         """Whether documents come from elsewhere than the walk, so that all shards score some."""
-        return self.scores.lexical is not None or self.scores.extra is not None or self.scores.has_memory
+        return self.scores.lexical is not None or self.scores.extra is not None or self.scores.recalled is not None
 
     def rescore(self, rows: Sequence[int], pools: Sequence[tuple[Ints, Floats]]) -> list[tuple[Ints, Floats]]:
         """As in `Sources`; a document whose shard does not answer scores -inf."""
@@ -201,18 +192,14 @@ class _ShardedSources(_Asking, Sources):
                 rescored[number][0][own_places], rescored[number][1][own_places] = positions, scores
         return rescored
 
-    def _shards_of(self, positions: Ints) -> Ints:
-        """[n] the shard of each of some docid positions."""
-        return np.searchsorted(self.index.edges, positions, side="right") - 1
-
-
-class _ShardedDocuments(_Asking, Everything):
-    """Scores all documents by the shards."""
-
     def best(self, k: int) -> Iterator[Pool]:
         rows, shards = range(len(self.scores.queries) if k else 0), range(len(self.index.shares) if k else 0)
         for own in self.gathered("best", rows, dict.fromkeys(shards, rows), dict.fromkeys(shards, k)):
             yield merge(own, self.index.tree)
+
+    def _shards_of(self, positions: Ints) -> Ints:
+        """[n] the shard of each of some docid positions."""
+        return np.searchsorted(self.index.edges, positions, side="right") - 1
 
 
 def merge(parts: Sequence[Pool], tree: DocidTree, count: int = 0, *, walked: bool = True) -> Pool:

@@ -177,7 +177,6 @@ class ShardIndex:
         self._occupied = self.tree.doc_rows >= 0 if self.tree.num_removed else None
 
     def _scores(self, question: Question) -> DocumentScores:
-        recalled = question.memory
         return DocumentScores(
             self.tree,
             question.queries,
@@ -187,7 +186,7 @@ class ShardIndex:
             question.extra,
             question.tokens,
             question.token_weight,
-            None if recalled is None else lambda _: recalled,
+            question.memory,
             question.shares,
         )
 
@@ -199,7 +198,7 @@ class ShardIndex:
     def gather(self, question: Question, nodes: Sequence[Ints] | None) -> list[Pool]:
         """Return the documents that each source finds; without nodes all documents that may be returned."""
         scores, allowed, batch = self._scores(question), self._allowed(question), range(len(question.queries))
-        sources = PoolSources(self.tree, self.listed, scores, question.most, allowed, self._occupied)
+        sources = PoolSources(self.tree, lambda: self.listed, scores, question.most, allowed, self._occupied)
         if nodes is None:
             found = sources.outright(batch, np.unique(self.tree.doc_rows[allowed]))
         else:

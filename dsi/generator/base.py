@@ -19,6 +19,8 @@ from dsi.generator.objectives import find_objective
 
 DROPOUT = 0.1
 """Rate in training, as T5's."""
+FIXED = {"is_decoder": True, "is_encoder_decoder": False, "use_cache": False}
+"""Entries of every generator's config."""
 
 
 class Generator(T5PreTrainedModel, Scorer):
@@ -103,6 +105,7 @@ def docid_entries(config: GeneratorConfig, tree: DocidTree, objective: str) -> d
         "objective": objective,
         "score": trained.score,
         "training_beam": trained.training_beam,
+        **FIXED,
     }
 
 
@@ -113,9 +116,6 @@ def _decoder_config(
     settings = {
         **docid_entries(config, tree, objective),
         "dropout_rate": DROPOUT,
-        "is_decoder": True,
-        "is_encoder_decoder": False,
-        "use_cache": False,
         "eos_token_id": None,  # a docid ends at its leaf
         **more,
     }

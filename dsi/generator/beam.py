@@ -30,13 +30,13 @@ from torch import Tensor
 
 from dsi.docids.query_memory import QueryMemory
 from dsi.docids.tree import DocidTree, places_of
-from dsi.docids.types import Ints
+from dsi.docids.types import Bools, Ints
 from dsi.docids.words.bm25 import BM25
 from dsi.generator.answers import TopDocuments
 from dsi.generator.dense import DenseScores
 from dsi.generator.fusion import OWN, PRODUCT, fuse
 from dsi.generator.objectives import log_prior
-from dsi.search.engine import Engine, Followed, Method, count_documents
+from dsi.search.engine import Engine, Followed, Method, count_documents, nodes_above
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import WALK, LevelTrace, SearchResult, Trace
@@ -179,9 +179,11 @@ class PathEngine(Engine):
     @cached_property
     def _occupied(self) -> Tensor | None:
         """[nodes] True at documents that were not removed and at nodes above them; None if none was removed."""
-        if not self.tree.num_removed:
-            return None
-        return self.dense.alive(torch.from_numpy(self.tree.doc_rows >= 0).to(self.device))
+        return self._alive(self.tree.doc_rows >= 0) if self.tree.num_removed else None
+
+    def _alive(self, allowed: Bools) -> Tensor:
+        """[nodes] True at allowed documents, [places] True, and at nodes above them."""
+        return torch.from_numpy(np.concatenate([nodes_above(self.tree, allowed), allowed])).to(self.device)
 
     @property
     def methods(self) -> Mapping[str, Method]:
@@ -219,9 +221,7 @@ class PathEngine(Engine):
 
     def queries(self, batch: QueryBatch, request: SearchRequest) -> _Queries:
         """Return a batch with all that scores and filters nodes."""
-        alive = self._occupied
-        if request.allowed is not None:
-            alive = self.dense.alive(torch.from_numpy(request.allowed).to(self.device))
+        alive = self._occupied if request.allowed is None else self._alive(request.allowed)
         return _Queries(batch, request.config, alive)
 
     def descend(
@@ -273,19 +273,6 @@ class PathEngine(Engine):
             for by_level, scores in ((generative, beam.generative), (dense, beam.dense)):
                 by_level.append(torch.where(ended, by_level[-1], scores) if by_level else scores)
         return PathScores(torch.stack(generative, dim=2), torch.stack(dense, dim=2), siblings)
-
-    @torch.no_grad()
-    def kept_nodes(self, states: Tensor, mask: Tensor, beam_width: int) -> Tensor:
-        """[batch, n] the nodes that a search by the decoder alone keeps (Zhuo et al. 2020, eq. 3); -1 at padding.
-
-        It reads states [batch, length, d_model], with mask [batch, length] True at real tokens.
-        """
-        read, real = states.numpy(force=True), mask.bool().numpy(force=True)
-        batch = QueryBatch(np.arange(len(read)), read, real, read[:, 0], [""] * len(read))
-        queries, trace = _Queries(batch, SearchConfig(alpha=1.0, beta=0.0), self._occupied), Trace()
-        self.descend(queries, min(beam_width, self.tree.num_rows), beam_width, None, trace)
-        kept = [np.where(level.kept, level.nodes, -1) for level in trace.levels]
-        return torch.from_numpy(np.concatenate(kept, axis=1)).to(states.device)
 
     def _expand(self, beam: Beam, level: int, queries: _Queries, cache: Any) -> Beam:
         """Return all children of the beam with their scores, [batch, beams * fan_out], in docid order."""

@@ -21,8 +21,6 @@ class DenseScores:
         self.tree, self.device = tree, device
         self.first_child = torch.from_numpy(tree.first_child).long().to(device)
         self.num_children = torch.from_numpy(tree.num_children).long().to(device)
-        self._start = torch.from_numpy(tree.doc_start).long().to(device)
-        self._end = torch.from_numpy(tree.doc_end).long().to(device)
 
     @cached_property
     def centroids(self) -> Tensor:
@@ -44,8 +42,3 @@ class DenseScores:
         above = self.centroids[flat.clamp(max=inner - 1)]  # [batch, n, dim]
         vectors = torch.where(is_inner[:, :, None], above, self.embeddings[(flat - inner).clamp(min=0)])
         return torch.bmm(vectors, queries[:, :, None])[:, :, 0].view_as(nodes)
-
-    def alive(self, allowed: Tensor) -> Tensor:
-        """[nodes] True where an allowed document is, or lies below; allowed: [documents] in docid order."""
-        before = torch.cat([allowed.new_zeros(1, dtype=torch.long), allowed.long().cumsum(0)])
-        return torch.cat([before[self._end] > before[self._start], allowed])

@@ -13,14 +13,13 @@ from dsi.docids.files.checks import shown
 from dsi.docids.files.reading import RESTORE
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Ints
-from dsi.generator.base import Generator
+from dsi.generator.base import FIXED, Generator
 from dsi.generator.model import DocidGenerator
 from dsi.generator.nodes import NodeGenerator
 from dsi.generator.objectives import SCORES
 from dsi.generator.pretrained import PretrainedGenerator
 
 _DIGITS = "digits"
-_FIXED = {"is_decoder": True, "is_encoder_decoder": False, "use_cache": False}
 
 
 def find_kind(docid_tokens: str) -> type[Generator]:
@@ -60,7 +59,7 @@ def load_generator(folder: Path, device: str | torch.device) -> Generator:
     record = json.loads((path := folder / "config.json").read_text(encoding="utf-8"))
     if record["score"] not in SCORES:
         raise ValueError(f"{path}: score must be one of {', '.join(SCORES)}, got {shown(record['score'])}; {RESTORE}.")
-    kind, config = find_kind(record["docid_tokens"]), T5Config(**{**record, **_FIXED})
+    kind, config = find_kind(record["docid_tokens"]), T5Config(**{**record, **FIXED})
     if record.get("reads") == "text":
         return PretrainedGenerator.load(folder, config).to(device).eval()
     return load_weights(lambda: kind(config), folder / "model.safetensors").to(device).eval()

@@ -1,15 +1,14 @@
 """A generator that is a whole model of transformers, causal or sequence-to-sequence: it reads the text itself.
 
 The model reads a task prompt and the text with its own tokenizer, and then the (level, digit) tokens of a docid, which are
-new to it, with rows of their own for input and output. They begin at their clusters: a linear map from the encoder's space,
-fitted on documents and the mean input embeddings of their tokens, takes the mean of the documents below each token there. All
-weights are trained; the loss is that of the docid alone. Knows no queries of a search and no encoder but its embeddings.
+new to it, with rows of their own for input and output. All weights are trained; the loss is that of the docid alone. Knows no
+queries of a search and no encoder.
 """
 
 import copy
 import inspect
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -17,7 +16,6 @@ from typing import Any, Self
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, T5Config
@@ -28,7 +26,7 @@ from dsi.contrastive.encoder import quiet_transformers
 from dsi.contrastive.models import check_tokenizer, is_local, load_complete, reset_tokenizer, write_plainly
 from dsi.docids.files.ram import available_memory
 from dsi.docids.tree import DocidTree
-from dsi.docids.types import Floats, Ints
+from dsi.docids.types import Ints
 from dsi.generator.base import docid_entries
 from dsi.generator.cached import DecoderCache, TokenGenerator
 from dsi.search.queries import QueryBatch
@@ -41,10 +39,6 @@ _LONGEST = 512
 """Tokens of a text that are read, with its prompt, at most; fewer where the model has fewer positions."""
 _TRAINED_BYTES = 16
 """Memory of a weight in training: itself, its gradient and AdamW's two moments."""
-_RIDGE = 1e-2
-"""Of the linear map, relative to the mean variance of a dimension."""
-_BLOCK = 65_536
-"""Documents whose embeddings are read together."""
 _TOKENIZING = threading.Lock()
 """A tokenizer keeps the truncation of a call, so one call at a time."""
 
@@ -58,8 +52,10 @@ class PretrainedGenerator(TokenGenerator):
     def __init__(self, config: T5Config, model: PreTrainedModel, tokenizer: Any) -> None:
         super().__init__(config)
         self.model, self.tokenizer = model, tokenizer
-        width: int = model.get_input_embeddings().embedding_dim
+        words = model.get_input_embeddings()
+        width: int = words.embedding_dim
         self.embedding = nn.Embedding(config.vocab_size, width)
+        nn.init.normal_(self.embedding.weight, std=float(words.weight.detach().std()))  # as long as the model's own
         self.head = nn.Linear(width, config.vocab_size, bias=False)
         nn.init.normal_(self.head.weight, std=width**-0.5)
         self._counts_positions = "position_ids" in inspect.signature(model.forward).parameters
@@ -74,12 +70,11 @@ class PretrainedGenerator(TokenGenerator):
         seed: int = 0,
         numbers: Ints | None = None,
     ) -> Self:
-        """Return a model with untrained docid tokens; see `Generator.create`, and `begin`, where the tokens are to begin."""
+        """Return a model with untrained docid tokens; see `Generator.create`."""
         torch.manual_seed(seed)
         model, tokenizer = _load(config.decoder)
-        entries = {**docid_entries(config, tree, objective), "d_model": state_dim}
-        fixed = {"reads": "text", "is_decoder": True, "is_encoder_decoder": False, "use_cache": False}
-        return cls(T5Config(**entries, **fixed), model, tokenizer)
+        entries = {**docid_entries(config, tree, objective), "d_model": state_dim, "reads": "text"}
+        return cls(T5Config(**entries), model, tokenizer)
 
     @classmethod
     def load(cls, folder: Path, config: T5Config) -> Self:
@@ -199,45 +194,6 @@ class PretrainedGenerator(TokenGenerator):
             mask = F.pad(mask, (0, cache.digits), value=1)
             more |= {"inputs_embeds": embeddings, **self.positions(mask, 1)}
         return self.model(attention_mask=mask, **more).last_hidden_state[:, -1]
-
-    @torch.no_grad()
-    def begin(self, tree: DocidTree, batches: Iterable[Mapping[str, Tensor]], embeddings: Floats) -> None:
-        """Let the docid tokens begin at their clusters.
-
-        The map from the encoder's space is fitted to what `forward` reads of documents, and their embeddings [documents, dim].
-        """
-        from sklearn.linear_model import Ridge
-
-        means, variance = np.concatenate([self._means(batch) for batch in batches]), embeddings.var(axis=0).mean()
-        linear = Ridge(alpha=_RIDGE * max(len(embeddings) * variance, 1e-6)).fit(embeddings, means)
-        rows = torch.from_numpy(linear.predict(_cluster_means(tree))).float()
-        self.embedding.weight.copy_(rows)
-        levels = [level - level.mean(dim=0) for level in rows[1:].split(self.config.fan_out)]
-        outputs = torch.cat([torch.zeros_like(rows[:1]), *levels])  # a softmax does not see what siblings share
-        size = outputs[1:].square().mean().sqrt().clamp(min=1e-6)
-        self.head.weight.copy_(outputs / size * rows.shape[1] ** -0.5)  # logits of unit size
-
-    def _means(self, read: Mapping[str, Tensor]) -> NDArray[np.float32]:
-        """[batch, width] mean input embedding of the tokens of texts, but for the first: an outlier in many models."""
-        mask = read["attention_mask"].to(self.device)
-        states = self.model.get_input_embeddings()(read["input_ids"].to(self.device))
-        later = ((mask.cumsum(dim=1) > 1) & (mask > 0))[..., None].float()
-        means: NDArray[np.float32] = ((states * later).sum(dim=1) / later.sum(dim=1).clamp(min=1)).numpy(force=True)
-        return means
-
-
-def _cluster_means(tree: DocidTree) -> NDArray[np.float32]:
-    """[vocab_size, embedding_dim] the mean embedding of the documents whose docids have each token; first that of all."""
-    sums, counts = np.zeros((tree.vocab_size, tree.embeddings.shape[1])), np.zeros(tree.vocab_size)
-    for start in range(0, tree.num_places, _BLOCK):
-        places = np.arange(start, min(start + _BLOCK, tree.num_places))
-        vectors, digits = tree.embeddings[places], tree.paths(places)[1]
-        for token, there in [(np.zeros_like(places), places >= 0)] + [
-            (tree.token_offsets[level] + digits[:, level], digits[:, level] >= 0) for level in range(tree.depth)
-        ]:
-            np.add.at(sums, token[there], vectors[there])
-            np.add.at(counts, token[there], 1)
-    return (sums / np.maximum(counts, 1)[:, None]).astype(np.float32)
 
 
 # Loading a model, and what it is refused for.

@@ -38,8 +38,6 @@ logger = logging.getLogger(__name__)
 
 Inputs = StateCache | Texts
 """What a generator is trained on."""
-_MAPPED, _BATCH = 10_000, 64
-"""Documents to which the map from the encoder's space is fitted, at most; those that are read together."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +75,6 @@ class GeneratorStage:
         generator = create_generator(
             config.generator, self.tree, self.encoder.state_dim, training.objective, config.seed, numbers
         ).to(self.encoder.model.device)
-        if isinstance(generator, PretrainedGenerator):
-            self._begin(generator)
         record = train_generator(
             generator,
             self.examples(generator),
@@ -90,14 +86,6 @@ class GeneratorStage:
             bf16=config.bf16,
         )
         return generator, record
-
-    def _begin(self, generator: PretrainedGenerator) -> None:
-        """Let the docid tokens of a model that reads texts begin at their clusters, by a map that some documents give."""
-        part = self._documents()
-        rows = np.linspace(0, len(part.texts) - 1, min(_MAPPED, len(part.texts))).astype(int)
-        texts = [PROMPTS[part.kind] + part.texts[row] for row in rows.tolist()]
-        batches = (generator.tokenize(texts[start : start + _BATCH]) for start in range(0, len(texts), _BATCH))
-        generator.begin(self.tree, batches, self._embeddings([part])[rows])
 
     def examples(self, generator: Generator | None = None) -> DocidExamples:
         """Return the indexing and retrieval examples, on cached states, or on texts, if those are read in training."""

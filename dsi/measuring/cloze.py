@@ -108,7 +108,7 @@ def best_scores(retriever: Retriever, questions: Questions) -> BestScores | None
         vectors = vectors + config.token_weight * np.concatenate(found)
     shares = np.ones(len(pairs), dtype=np.float32)
     for batch in questions.encoded.batches:
-        shares[batch.rows] = 1 if batch.shares_read is None else read_weights(batch.shares_read)
+        shares[batch.numbers] = 1 if batch.shares_read is None else read_weights(batch.shares_read)
     own = shares * vectors + config.lexical_weight * questions.words
     return BestScores.from_scores(np.maximum(own, others), request, len(retriever))
 

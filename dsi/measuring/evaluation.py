@@ -36,9 +36,9 @@ from dsi.measuring.provenance import provenance
 from dsi.measuring.runs import BM25Runs, CostedRun, IndexRuns, generator_only, language_of
 from dsi.measuring.tuning import DEPTH
 from dsi.search.explain.explanation import idle_memory
-from dsi.search.generate import DenseAndWords
 from dsi.search.hits import Hits
 from dsi.search.request import SETTINGS, split_options
+from dsi.search.vector_search import DenseAndWords
 from dsi.store.documents.table import DocumentTable
 from dsi.store.retriever import Retriever
 

@@ -22,10 +22,10 @@ from dsi.eval.baselines import tune_bm25
 from dsi.eval.protocol import FEWEST_QUERIES, count_answered
 from dsi.measuring.tuning import DEPTH, NO_PARTS, choose_weights
 from dsi.search.engine import Method
-from dsi.search.generate import VectorEngine
 from dsi.search.queries import EncodedQueries
 from dsi.search.request import LEXICAL_WEIGHT, SearchConfig, SearchRequest
 from dsi.search.top import best
+from dsi.search.vector_search import VectorEngine
 from dsi.store.retriever import Retriever
 
 _BATCH = 128

@@ -26,10 +26,10 @@ from dsi.eval.protocol import FEWEST_QUERIES, best_setting, count_answered
 from dsi.measuring.cloze import ask, best_scores
 from dsi.measuring.learned import learned_queries
 from dsi.search.explain.explanation import idle_memory
-from dsi.search.generate import VectorEngine
 from dsi.search.queries import EncodedQueries
 from dsi.search.request import LEXICAL_WEIGHT, MEMORY_WEIGHT, TOKEN_WEIGHT, SearchConfig, SearchRequest
 from dsi.search.results import SearchResult
+from dsi.search.vector_search import VectorEngine
 from dsi.store.folder.loading import index_state
 from dsi.store.folder.manifest import search_config
 from dsi.store.folder.writing import write_search_config
@@ -249,7 +249,7 @@ def _choose_beam(
 
     The walk chooses candidates, which late interaction then orders: it is compared on what it has to find.
     """
-    few = [batch.select(np.flatnonzero(batch.rows < _MOST_QUERIES)) for batch in encoded.batches]
+    few = [batch.select(np.flatnonzero(batch.numbers < _MOST_QUERIES)) for batch in encoded.batches]
     queries = EncodedQueries(encoded.query_ids[:_MOST_QUERIES], [batch for batch in few if len(batch.texts)])
     config = dataclasses.replace(config, token_weight=0.0)
 

@@ -1,7 +1,7 @@
 """What searches an index: methods that return the best documents of encoded queries.
 
-There are two engines: that of `dsi.search.generate`, and for an index with a `Generator` that of `dsi.generator.beam`. Knows
-nothing of how they score.
+There are two engines: that of `dsi.search.vector_search`, and for an index with a `Generator` that of `dsi.generator.beam`.
+Knows nothing of how they score.
 """
 
 import copy
@@ -128,7 +128,7 @@ class Engine(ABC):
         k = results[0].positions.shape[1] if results else 0
         whole = SearchResult.empty(encoded.count, k)
         for batch, result in zip(encoded.batches, results, strict=True):
-            whole.put(batch.rows, result)
+            whole.put(batch.numbers, result)
         unasked = {*encoded.empty}
         empty = np.array(sorted({*unasked, *refused}), dtype=np.int64)
         whole.put(empty, SearchResult.empty(len(empty), k))
@@ -176,8 +176,8 @@ class Engine(ABC):
         """Return `follow` for all queries and documents [queries, n], rows in the order of the queries."""
         self._check_extra_scores(encoded, request)
         encoded, _ = encoded.cleaned()
-        parts = [self.follow(batch, request, rows[batch.rows]) for batch in encoded.batches]
-        order = np.concatenate([batch.rows for batch in encoded.batches]).argsort()
+        parts = [self.follow(batch, request, rows[batch.numbers]) for batch in encoded.batches]
+        order = np.concatenate([batch.numbers for batch in encoded.batches]).argsort()
         positions, nodes = (np.concatenate([part[field] for part in parts])[order] for field in (0, 1))
         names = parts[0].parts
         return Followed(
@@ -229,6 +229,12 @@ def permitted(allowed: Bools | None, tree: DocidTree) -> Bools:
     if allowed is not None:
         rows[tree.doc_rows[allowed]] = True
     return rows
+
+
+def nodes_above(tree: DocidTree, allowed: Bools) -> Bools:
+    """[inner nodes] True at those above an allowed document; `allowed`: [places] True at these."""
+    before = np.concatenate([[0], np.cumsum(allowed)])
+    return np.asarray(before[tree.doc_end] > before[tree.doc_start])
 
 
 def restricted(request: SearchRequest, tree: DocidTree, documents: Bools) -> SearchRequest:

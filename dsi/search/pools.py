@@ -6,7 +6,8 @@ chose nodes.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -51,15 +52,15 @@ class Pool(NamedTuple):
         """Bound of the scores of documents that were reached, and are not here."""
         return -np.inf if -np.inf in self.cuts else sum(self.cuts)
 
-    def put(self, result: SearchResult, row: int, k: int) -> None:
-        """Put the k best documents into a row of a result, and add what was scored for them."""
+    def put(self, result: SearchResult, query: int, k: int) -> None:
+        """Put the k best documents into a result, for one query, and add what was scored for them."""
         scores = self.scores
         order = best(scores, k)
         ranks = slice(0, len(order))
-        result.positions[row, ranks], result.scores[row, ranks] = self.positions[order], scores[order]
-        result.sources[row, ranks] = self.sources[order]
-        result.read[row] += self.read
-        result.compared[row] += self.compared
+        result.positions[query, ranks], result.scores[query, ranks] = self.positions[order], scores[order]
+        result.sources[query, ranks] = self.sources[order]
+        result.read[query] += self.read
+        result.compared[query] += self.compared
 
 
 class _Walked(NamedTuple):
@@ -82,30 +83,23 @@ _NOTHING = _Walked(_NO_NODES, _NO_SCORES, np.inf, 0)
 
 
 class Sources(ABC):
-    """Gathers the documents of pools, for a batch of queries."""
+    """Scores documents, some or all, for a batch of queries."""
 
     @abstractmethod
-    def outright(self, rows: Sequence[int], documents: Ints) -> list[Pool]:
+    def outright(self, queries: Sequence[int], documents: Ints) -> list[Pool]:
         """Return documents, by row of the document table, for some queries."""
 
     @abstractmethod
-    def gather(self, rows: Sequence[int], nodes: Sequence[Ints]) -> list[Pool]:
+    def gather(self, queries: Sequence[int], nodes: Sequence[Ints]) -> list[Pool]:
         """Return the best below nodes [n] where each query's walk ended, by words, by the caller's scores, and by memory."""
 
     @abstractmethod
-    def rescore(self, rows: Sequence[int], pools: Sequence[tuple[Ints, Floats]]) -> list[tuple[Ints, Floats]]:
+    def rescore(self, queries: Sequence[int], pools: Sequence[tuple[Ints, Floats]]) -> list[tuple[Ints, Floats]]:
         """Return for each query its documents' best places [n] and their scores with late interaction, given those without."""
-
-    def mark(self, result: SearchResult) -> None:  # noqa: B027
-        """Note in a result what could not be searched; in one process that is nothing."""
-
-
-class Everything(ABC):
-    """Scores all documents that may be returned, for a batch of queries."""
 
     @abstractmethod
     def best(self, k: int) -> Iterator[Pool]:
-        """Yield for each query at least the k best documents, each by its best place."""
+        """Yield for each query at least the k best of all documents that may be returned, each by its best place."""
 
     def mark(self, result: SearchResult) -> None:  # noqa: B027
         """Note in a result what could not be searched; in one process that is nothing."""
@@ -114,104 +108,117 @@ class Everything(ABC):
 class PoolSources(Sources):
     """Gathers the documents of pools, `count` from each source, from the documents of a tree that this process holds.
 
-    `listed`: the inverted lists of a large index; None if documents are read below nodes; `allowed`: [places] True at those
+    `listed`: returns the inverted lists of a large index, None if documents are read below nodes; an exact search does not have
+    them made. `allowed`: [places] True at those
     that a filter lets through, None without one; `occupied`: [places] True at those that were not removed, None if none was.
     """
 
     def __init__(
-        self, tree: DocidTree, listed: ListedDocuments | None, scores: DocumentScores, count: int,
+        self, tree: DocidTree, listed: Callable[[], ListedDocuments | None], scores: DocumentScores, count: int,
         allowed: Bools | None, occupied: Bools | None,
     ) -> None:  # fmt: skip
         self.tree, self.listed, self.scores, self.count = tree, listed, scores, count
-        self._allowed = occupied if allowed is None else allowed
-        self._allowed_rows = None if allowed is None else permitted(allowed, tree)
+        self._filter, self._allowed = allowed, occupied if allowed is None else allowed
 
-    def outright(self, rows: Sequence[int], documents: Ints) -> list[Pool]:
+    @cached_property
+    def _allowed_rows(self) -> Bools | None:
+        """[documents] True at those that a filter lets through; None without one."""
+        return None if self._filter is None else permitted(self._filter, self.tree)
+
+    def outright(self, queries: Sequence[int], documents: Ints) -> list[Pool]:
         """As in `Sources`."""
-        return [self._outright(row, documents) for row in rows]
+        return [self._outright(query, documents) for query in queries]
 
-    def _outright(self, row: int, rows: Ints) -> Pool:
-        positions, dense = self.scores.dense(row, rows)
+    def _outright(self, query: int, rows: Ints) -> Pool:
+        positions, dense = self.scores.dense(query, rows)
         order = np.argsort(positions)
-        parts = np.stack([dense, *self._others(row, rows, self.scores.lexical_scores(row, rows))])
+        parts = np.stack([dense, *self._others(query, rows, self.scores.lexical_scores(query, rows))])
         return Pool(positions[order], parts[:, order], np.zeros(len(order), dtype=np.uint8), read=len(order))
 
-    def gather(self, rows: Sequence[int], nodes: Sequence[Ints]) -> list[Pool]:
+    def gather(self, queries: Sequence[int], nodes: Sequence[Ints]) -> list[Pool]:
         """As in `Sources`."""
-        listed, tree = self.listed, self.tree
+        listed, tree = self.listed(), self.tree
         below: Sequence[Ints]
         if listed is None:
             below = [ranges(tree.doc_start[ends], tree.doc_end[ends] - tree.doc_start[ends]) for ends in nodes]
         else:
             pieces = -(-tree.num_places // tree.num_rows)  # of a document, on average
             candidates = listed.oversampling * self.count * pieces
-            below = listed.below(self.scores.queries[list(rows)], nodes, candidates, self._allowed)
-        walked = self._best_below(rows, nodes, below)
+            below = listed.below(self.scores.queries[list(queries)], nodes, candidates, self._allowed)
+        walked = self._best_below(queries, nodes, below)
         scores = self.scores
-        if scores.lexical is None and scores.extra is None and not scores.has_memory:
+        if scores.lexical is None and scores.extra is None and scores.recalled is None:
             return [own.pool for own in walked]
-        return [self._gather(*pair) for pair in zip(rows, walked, strict=True)]
+        return [self._gather(*pair) for pair in zip(queries, walked, strict=True)]
 
-    def rescore(self, rows: Sequence[int], pools: Sequence[tuple[Ints, Floats]]) -> list[tuple[Ints, Floats]]:
+    def rescore(self, queries: Sequence[int], pools: Sequence[tuple[Ints, Floats]]) -> list[tuple[Ints, Floats]]:
         """As in `Sources`."""
-        late = self.scores.late_interactions(rows, [positions for positions, _ in pools])
+        late = self.scores.late_interactions(queries, [positions for positions, _ in pools])
         return [(positions, plain + more) for (positions, plain), more in zip(pools, late, strict=True)]
 
-    def _gather(self, row: int, walked: "_Walked") -> Pool:
+    def best(self, k: int) -> Iterator[Pool]:
+        """As in `Sources`."""
+        return AllDocuments(self.tree, self.scores, self._filter).best(k)
+
+    def _gather(self, query: int, walked: "_Walked") -> Pool:
         """Return what the sources contribute for one query, given the best documents below the nodes where its walk ended."""
-        scores, count, tree = self.scores, self.count, self.tree
-        positions, dense, cut, read = walked
-        rows = tree.doc_rows[positions]
-        extra_rows, extra_cut = scores.best_by_extra(row, count, self._allowed_rows)
-        memory_rows = scores.remembered(row, self._allowed_rows)
-        word_rows, word_scores, rest, known = scores.best_by_words(
-            row, count, self._allowed_rows, np.concatenate([rows, extra_rows, memory_rows])
+        scores, count, tree, allowed = self.scores, self.count, self.tree, self._allowed_rows
+        # 1) What each source finds, by row of the document table.
+        walk_rows = tree.doc_rows[walked.positions]
+        extra_rows, extra_cut = scores.best_by_extra(query, count, allowed)
+        memory_rows = scores.remembered(query, allowed)
+        word_rows, word_scores, word_cut, lexical = scores.best_by_words(
+            query, count, allowed, np.concatenate([walk_rows, extra_rows, memory_rows])
         )
-        other_rows = np.concatenate([word_rows, extra_rows, memory_rows])
-        other_positions, other_dense = scores.dense(row, other_rows)
-        lexical = np.concatenate([known[: len(rows)], word_scores, known[len(rows) :]])
-        all_rows = np.concatenate([rows, other_rows])
-        bits = np.repeat([WALK, WORDS, EXTRA, MEMORY], [*map(len, (rows, word_rows, extra_rows, memory_rows))])
-        # By document, not by place: rounding may have chosen another of two equal places.
-        _, first, inverse = np.unique(all_rows, return_index=True, return_inverse=True)
+        others = np.concatenate([word_rows, extra_rows, memory_rows])
+        rows = np.concatenate([walk_rows, others])
+        bits = np.repeat([WALK, WORDS, EXTRA, MEMORY], [*map(len, (walk_rows, word_rows, extra_rows, memory_rows))])
+        # 2) Their places, dense scores and scores by words, in the same order.
+        other_positions, other_dense = scores.dense(query, others)
+        positions = np.concatenate([walked.positions, other_positions])
+        dense = np.concatenate([walked.dense, other_dense])
+        lexical = np.concatenate([lexical[: len(walk_rows)], word_scores, lexical[len(walk_rows) :]])
+        # 3) Each document once, in docid order: not each place, as rounding may have chosen another of two equal places.
+        _, first, inverse = np.unique(rows, return_index=True, return_inverse=True)
         sources = np.bincount(inverse, bits).astype(np.uint8)  # no source has a document twice
-        positions, dense = np.concatenate([positions, other_positions]), np.concatenate([dense, other_dense])
         order = np.argsort(positions[first])
         kept = first[order]
-        parts = np.stack([dense[kept], *self._others(row, all_rows[kept], lexical[kept])])
-        read += len(kept) - len(rows)
-        return Pool(positions[kept], parts, sources[order], (cut, rest, extra_cut, 0.0), read)
+        parts = np.stack([dense[kept], *self._others(query, rows[kept], lexical[kept])])
+        read = walked.read + len(kept) - len(walk_rows)
+        return Pool(positions[kept], parts, sources[order], (walked.cut, word_cut, extra_cut, 0.0), read)
 
-    def _others(self, row: int, rows: Ints, lexical: Floats) -> tuple[Floats, Floats, Floats]:
+    def _others(self, query: int, rows: Ints, lexical: Floats) -> tuple[Floats, Floats, Floats]:
         """Return the parts of the scores beside the dense one, each [n], of documents [n] for one query."""
-        return lexical, self.scores.extra_scores(row, rows), self.scores.memory_scores(row, rows)
+        return lexical, self.scores.extra_scores(query, rows), self.scores.memory_scores(query, rows)
 
-    def _best_below(self, rows: Sequence[int], nodes: Sequence[Ints], below: Sequence[Ints]) -> "list[_Walked]":
+    def _best_below(self, queries: Sequence[int], nodes: Sequence[Ints], below: Sequence[Ints]) -> "list[_Walked]":
         """Return the best documents of each query by dense score, below nodes [n] where its walk ended.
 
         `below`: for each query, [m] docid positions of documents below these nodes, or of the best by their codes.
         """
         if self._allowed is not None:
             below = [own[self._allowed[own]] for own in below]
-        found = self._best_places(rows, below) if self.tree.most_places == 1 else self._best_documents(rows, below)
+        found = (
+            self._best_places(queries, below) if self.tree.most_places == 1 else self._best_documents(queries, below)
+        )
         return [self._bound(*pair) if len(pair[1]) else _NOTHING for pair in zip(found, nodes, strict=True)]
 
-    def _best_places(self, rows: Sequence[int], below: Sequence[Ints]) -> "Iterator[_Walked]":
+    def _best_places(self, queries: Sequence[int], below: Sequence[Ints]) -> "Iterator[_Walked]":
         """Yield the best of docid positions [m] of each query, where each document has one."""
         counts = np.array([len(own) for own in below])
         positions = pad(np.concatenate(below), counts)  # [queries, most]
-        dense = self.scores.dots(np.asarray(rows), positions)
+        dense = self.scores.dots(np.asarray(queries), positions)
         chosen, cuts = highest_in_rows(dense, self.count)
         for own, *line in zip(chosen, positions, dense, cuts.tolist(), counts.tolist(), strict=True):
             yield _Walked(line[0][own], line[1][own], line[2], line[3])
 
-    def _best_documents(self, rows: Sequence[int], below: Sequence[Ints]) -> "Iterator[_Walked]":
+    def _best_documents(self, queries: Sequence[int], below: Sequence[Ints]) -> "Iterator[_Walked]":
         """Yield the best documents of each query, of those with a place at docid positions [m].
 
         Each by its best place anywhere, so that shards, which hold all places of a document, choose as one process does.
         """
-        for row, own in zip(rows, below, strict=True):
-            positions, dense = self.scores.dense(row, np.unique(self.tree.doc_rows[own]))
+        for query, own in zip(queries, below, strict=True):
+            positions, dense = self.scores.dense(query, np.unique(self.tree.doc_rows[own]))
             order = np.argsort(positions)
             positions, dense = positions[order], dense[order]
             kept, cut = highest_and_rest(dense, self.count)
@@ -219,7 +226,7 @@ class PoolSources(Sources):
 
     def _bound(self, walked: "_Walked", nodes: Ints) -> "_Walked":
         """Return the documents with the bound of the others and what was read, where those below nodes have codes."""
-        if self.listed is None:
+        if self.listed() is None:
             return walked
         size = int((self.tree.doc_end[nodes] - self.tree.doc_start[nodes]).sum())
         if walked.read < size:  # the others were scored by their codes only
@@ -227,7 +234,7 @@ class PoolSources(Sources):
         return walked
 
 
-class AllDocuments(Everything):
+class AllDocuments:
     """Scores all documents of a tree for a batch of queries; `allowed`: [places] True at those that may be returned."""
 
     def __init__(self, tree: DocidTree, scores: DocumentScores, allowed: Bools | None) -> None:
@@ -254,19 +261,19 @@ class AllDocuments(Everything):
         `plain`: [queries, places] scores without late interaction, -inf at all but the best place of a document.
         """
         together, end = None, first + len(plain)
-        for row, own in enumerate(plain, start=first):
+        for query, own in enumerate(plain, start=first):
             scores, compared = own, 0
             if together is not None:
-                scores, compared = own + together[row - end], int((own > -np.inf).sum())
+                scores, compared = own + together[query - end], int((own > -np.inf).sum())
             elif self.scores.has_tokens:
-                scores, compared = self._with_tokens(row, own, k)
-                if compared > _MUCH * len(own) and row + 1 < end:
-                    together = self.scores.late_interaction_of_all(slice(row + 1, end))
+                scores, compared = self._with_tokens(query, own, k)
+                if compared > _MUCH * len(own) and query + 1 < end:
+                    together = self.scores.late_interaction_of_all(slice(query + 1, end))
             positions, best_scores = self._best(scores, k)
             sources = np.zeros(len(positions), dtype=np.uint8)
             yield Pool(positions, best_scores[None], sources, read=self.tree.num_places, compared=compared)
 
-    def _with_tokens(self, row: int, plain: Floats, k: int) -> tuple[Floats, int]:
+    def _with_tokens(self, query: int, plain: Floats, k: int) -> tuple[Floats, int]:
         """Return scores with late interaction [places], -inf for those that cannot reach the top k, and how many have them.
 
         Places are scored in the order of their scores without it, `plain` [places], until the next one could not reach the top
@@ -274,12 +281,12 @@ class AllDocuments(Everything):
         """
         order = np.argsort(-plain, kind="stable")
         order = order[: int((plain > -np.inf).sum())]
-        most = self.scores.most_by_tokens(row)
+        most = self.scores.most_by_tokens(query)
         total, end = np.full_like(plain, -np.inf), 0
         while end < len(order):
             start, end = end, min(len(order), max(_FIRST, 2 * end))
             places = order[start:end]
-            total[places] = plain[places] + self.scores.late_interaction(row, places)
+            total[places] = plain[places] + self.scores.late_interaction(query, places)
             _, top = self._best(total, k)
             kth = np.partition(top, len(top) - k)[len(top) - k] if len(top) >= k else -np.inf
             if end < len(order) and plain[order[end]] + most < kth - ROUNDING * abs(kth):
@@ -299,10 +306,10 @@ def best_places(tree: DocidTree, scores: Floats) -> Floats:
         return scores
     by_document = scores[:, tree.by_row]
     best = np.repeat(np.maximum.reduceat(by_document, tree.first_places, axis=1), tree.place_counts, axis=1)
-    row, column = np.nonzero(by_document == best)
-    document = row * tree.num_rows + tree.doc_rows[tree.by_row[column]]  # ascending
+    query, column = np.nonzero(by_document == best)
+    document = query * tree.num_rows + tree.doc_rows[tree.by_row[column]]  # ascending
     first = np.append(True, document[1:] != document[:-1])
-    row, position = row[first], tree.by_row[column[first]]
+    query, position = query[first], tree.by_row[column[first]]
     only = np.full_like(scores, -np.inf)
-    only[row, position] = scores[row, position]
+    only[query, position] = scores[query, position]
     return only

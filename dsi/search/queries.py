@@ -29,7 +29,7 @@ _NOTHING = "?"
 class QueryBatch(NamedTuple):
     """A batch of encoded queries."""
 
-    rows: Ints  # [n] their indices among all queries of the call
+    numbers: Ints  # [n] their places among all queries of the call
     states: Floats  # [n, length, state_dim] token states
     mask: Bools  # [n, length] True at real tokens
     embeddings: Floats  # [n, embedding_dim]
@@ -44,15 +44,15 @@ class QueryBatch(NamedTuple):
         """Return the queries at the indices `which`."""
         texts = [self.texts[n] for n in which.tolist()]
         words = None if self.words is None else self.words[which]
-        arrays = self.rows[which], self.states[which], self.mask[which], self.embeddings[which]
+        arrays = self.numbers[which], self.states[which], self.mask[which], self.embeddings[which]
         read = [self.read[n] for n in which.tolist()] if self.read else ()
         shares = None if self.shares_read is None else self.shares_read[which]
         return QueryBatch(*arrays, texts, words, read, self.has_texts, shares)
 
-    def word_states(self, row: int) -> NDArray[np.float32]:
+    def word_states(self, query: int) -> NDArray[np.float32]:
         """[words, state_dim] the states of a query's tokens that are not special ones."""
         words = self.mask if self.words is None else self.words
-        return self.states[row][words[row]]
+        return self.states[query][words[query]]
 
     @property
     def usable(self) -> Bools:
@@ -84,18 +84,20 @@ class EncodedQueries:
     def texts(self) -> list[str]:
         """The queries in the order of the call."""
         texts = {
-            row: text for batch in self.batches for row, text in zip(batch.rows.tolist(), batch.texts, strict=True)
+            number: text
+            for batch in self.batches
+            for number, text in zip(batch.numbers.tolist(), batch.texts, strict=True)
         }
-        return [texts[row] for row in range(self.count)]
+        return [texts[number] for number in range(self.count)]
 
     @property
     def empty(self) -> list[int]:
         """The numbers of the queries whose text is empty; vectors without texts are none."""
         batches = (batch for batch in self.batches if batch.has_texts)
         return sorted(
-            row
+            number
             for batch in batches
-            for row, text in zip(batch.rows.tolist(), batch.texts, strict=True)
+            for number, text in zip(batch.numbers.tolist(), batch.texts, strict=True)
             if not text.strip()
         )
 
@@ -105,32 +107,30 @@ class EncodedQueries:
             return [self]
         found: dict[int, EncodedQueries] = {}
         for batch in self.batches:
-            for number, row in enumerate(batch.rows.tolist()):
-                own = batch.select(np.array([number]))
-                found[row] = EncodedQueries([self.query_ids[row]], [own._replace(rows=np.zeros_like(own.rows))])
-        return [found[row] for row in range(self.count)]
+            for place, number in enumerate(batch.numbers.tolist()):
+                own = batch.select(np.array([place]))._replace(numbers=np.zeros(1, dtype=np.int64))
+                found[number] = EncodedQueries([self.query_ids[number]], [own])
+        return [found[number] for number in range(self.count)]
 
     def cleaned(self) -> tuple["EncodedQueries", list[int]]:
-        """Return the queries with zeros in place of what is not finite, and the rows of those that have such vectors."""
+        """Return the queries with zeros in place of what is not finite, and the numbers of those that have such vectors."""
         usable = [batch.usable for batch in self.batches]
         pairs = list(zip(self.batches, usable, strict=True))
-        rows = sorted(int(row) for batch, own in pairs for row in batch.rows[~own])
-        return (
-            (EncodedQueries(self.query_ids, [batch.cleaned(own) for batch, own in pairs]), rows)
-            if rows
-            else (self, rows)
-        )
+        numbers = sorted(int(number) for batch, own in pairs for number in batch.numbers[~own])
+        if not numbers:
+            return self, numbers
+        return EncodedQueries(self.query_ids, [batch.cleaned(own) for batch, own in pairs]), numbers
 
     def check_usable(self) -> None:
         """Raise ValueError if the vectors of a query are not finite."""
-        for row in self.cleaned()[1]:
-            raise ValueError(f"{not_finite(self.texts[row])} Word it in another way.")
+        for number in self.cleaned()[1]:
+            raise ValueError(f"{not_finite(self.texts[number])} Word it in another way.")
 
     @property
     def embeddings(self) -> Floats:
         """[count, embedding_dim] in the order of the call."""
-        rows = np.concatenate([batch.rows for batch in self.batches])
-        return np.concatenate([batch.embeddings for batch in self.batches])[rows.argsort()]
+        numbers = np.concatenate([batch.numbers for batch in self.batches])
+        return np.concatenate([batch.embeddings for batch in self.batches])[numbers.argsort()]
 
 
 def not_finite(query: str) -> str:
@@ -160,12 +160,12 @@ def encode_texts(
     order, batches = np.argsort(-counts, kind="stable"), list[QueryBatch]()
     with Bar("queries", unit="query", total=len(order)) if show_progress else nullcontext() as bar:
         for start in range(0, len(order), batch_size):
-            rows = order[start : start + batch_size]
-            own, cut = ([of[row] for row in rows.tolist()] for of in (queries, texts))
-            encoded = _encoded(encoder, cut, counts[rows])
-            batches.append(QueryBatch(rows, *encoded[:3], own, encoded.words, cut, shares_read=shares[rows]))
+            numbers = order[start : start + batch_size]
+            own, cut = ([of[number] for number in numbers.tolist()] for of in (queries, texts))
+            encoded = _encoded(encoder, cut, counts[numbers])
+            batches.append(QueryBatch(numbers, *encoded[:3], own, encoded.words, cut, shares_read=shares[numbers]))
             if bar is not None:
-                bar.update(len(rows))
+                bar.update(len(numbers))
     return EncodedQueries(query_ids, batches)
 
 

@@ -43,12 +43,12 @@ class SearchResult:
             [[] for _ in range(queries)],
         )
 
-    def put(self, rows: Ints, other: "SearchResult") -> None:
-        """Replace some rows by those of `other`."""
+    def put(self, queries: Ints, other: "SearchResult") -> None:
+        """Replace the answers of some queries by those of `other`."""
         for name in ("positions", "scores", "exact", "read", "compared", "sources", "coverage"):
-            getattr(self, name)[rows] = getattr(other, name)
-        for row, missing in zip(rows.tolist(), other.missing, strict=True):
-            self.missing[row] = missing
+            getattr(self, name)[queries] = getattr(other, name)
+        for query, missing in zip(queries.tolist(), other.missing, strict=True):
+            self.missing[query] = missing
 
     def down_to(self, score: float) -> "SearchResult":
         """Return the result without the documents whose score is lower."""

@@ -11,9 +11,9 @@ share of the query that the encoder reads, so that words rank what it does not. 
 Knows nothing of nodes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +27,6 @@ from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchRequest
 
 _NONE = np.zeros(0, dtype=np.int64)
-Remembered: TypeAlias = Sequence[tuple[Rows, Floats]]
-"""Of each query, the rows [n], ascending, of the documents that its memory has, and their scores [n]."""
 
 
 class Recalled(NamedTuple):
@@ -37,7 +35,8 @@ class Recalled(NamedTuple):
     A document's dense score moves by a share towards the mean score that its earlier queries' vectors have; others are added.
     """
 
-    remembered: Remembered  # scores that are added
+    # of each query, the rows [n], ascending, of the documents that the memory has, and what is added to their scores [n]
+    remembered: Sequence[tuple[Rows, Floats]]
     rows: Rows  # [taken] of the documents whose dense score moves, ascending
     by: Floats  # [batch, taken] the shares, from 0 to below 1, so that the order of a document's pieces stays
     means: Floats  # [batch, taken] mean dense scores of their earlier queries
@@ -75,8 +74,7 @@ class DocumentScores:
         # [batch] normalised vectors [words, dim] of each query's tokens; None if late interaction has no weight
         tokens: Sequence[Floats] | None = None,
         token_weight: float = 0.0,  # of late interaction
-        # returns what earlier queries say of documents, given their scores by text; None if it takes no part
-        recall: "Callable[[DocumentScores], Recalled] | None" = None,
+        recalled: Recalled | None = None,  # what earlier queries say, weighted; None if it takes no part
         # [batch] by which dense scores count, beside words; those of `tokens` are in their lengths. None for all of them
         shares: Floats | None = None,
     ) -> None:
@@ -85,7 +83,7 @@ class DocumentScores:
         self.extra = None if extra is None else np.asarray(extra, dtype=np.float32)
         self._all_dots: Floats | None = None
         self.tokens, self.token_weight = tokens, np.float32(token_weight)
-        self._recall, self.shares = recall, shares
+        self.recalled, self.shares = recalled, shares
 
     @classmethod
     def from_request(
@@ -94,37 +92,26 @@ class DocumentScores:
         lexical: BM25 | None,
         batch: QueryBatch,
         request: SearchRequest,
-        recall: "Callable[[DocumentScores], Recalled] | None" = None,
+        recalled: Recalled | None = None,
     ) -> "DocumentScores":
         """Return the scores that a request asks for; parts that the index lacks, or without a weight, are left out."""
         config = request.config
-        extra = None if request.extra_scores is None else request.extra_scores[batch.rows]
+        extra = None if request.extra_scores is None else request.extra_scores[batch.numbers]
         words = lexical if config.lexical_weight else None
         scorer, terms = (None, list[Terms]()) if words is None else (words.scorer, words.share_terms(batch.texts))
         shares, tokens = vector_weights(batch, words), None
         if config.token_weight and tree.tokens is not None:
             with one_thread():
-                tokens = [tree.tokens.project(batch.word_states(row)) for row in range(len(batch.texts))]
+                tokens = [tree.tokens.project(batch.word_states(query)) for query in range(len(batch.texts))]
         if shares is not None and tokens is not None:
             tokens = [share * own for share, own in zip(shares, tokens, strict=True)]
         weights = config.lexical_weight, extra, tokens, config.token_weight
-        return cls(tree, batch.embeddings, scorer, terms, *weights, recall, shares)
+        return cls(tree, batch.embeddings, scorer, terms, *weights, recalled, shares)
 
-    @property
-    def has_memory(self) -> bool:
-        """Whether the memory is part of the score."""
-        return self._recall is not None
-
-    @cached_property
-    def recalled(self) -> Recalled:
-        """What earlier queries say of documents, weighted."""
-        assert self._recall is not None
-        return self._recall(DocumentScores(self.tree, self.queries))
-
-    def memory_scores(self, row: int, rows: Ints) -> Floats:
+    def memory_scores(self, query: int, rows: Ints) -> Floats:
         """[n] what the memory adds to the scores of documents [n], weighted, for one query."""
-        known, scores = self.recalled.remembered[row] if self.has_memory else (_NONE, None)
-        if scores is None or not len(known):
+        known, scores = (_NONE, _NONE) if self.recalled is None else self.recalled.remembered[query]
+        if not len(known):
             return np.zeros(len(rows), dtype=np.float32)
         at = np.minimum(np.searchsorted(known, rows), len(known) - 1)
         return np.where(known[at] == rows, scores[at], np.float32(0)).astype(np.float32)
@@ -134,9 +121,9 @@ class DocumentScores:
         """Whether late interaction is part of the score; all other methods leave it out."""
         return self.tokens is not None
 
-    def late_interaction(self, row: int, positions: Ints) -> Floats:
+    def late_interaction(self, query: int, positions: Ints) -> Floats:
         """[n] weighted scores v tok of docid positions [n], for one query."""
-        return self.late_interactions([row], [positions])[0]
+        return self.late_interactions([query], [positions])[0]
 
     def late_interactions(self, rows: Sequence[int], positions: Sequence[Ints]) -> list[Floats]:
         """Return for each of some queries, by their rows, weighted scores v tok [n] of its docid positions [n]."""
@@ -150,24 +137,24 @@ class DocumentScores:
         own = range(len(self.queries))[rows]
         return np.stack(self.late_interactions(own, [np.arange(len(self.tree.doc_rows))] * len(own)))
 
-    def token_shares(self, row: int, position: int) -> tuple[Ints, Floats]:
+    def token_shares(self, query: int, position: int) -> tuple[Ints, Floats]:
         """Return for each token of a query the token that it finds at a docid position, and its share of `late_interaction`."""
         assert self.tokens is not None
         assert self.tree.tokens is not None
-        found, products = self.tree.tokens.best_tokens(self.tokens[row], position)
+        found, products = self.tree.tokens.best_tokens(self.tokens[query], position)
         return found, self.token_weight * products / np.float32(max(1, len(found)))
 
-    def token_products(self, row: int, position: int) -> Floats:
+    def token_products(self, query: int, position: int) -> Floats:
         """[tokens there, tokens of the query] weighted products at a docid position; `late_interaction` averages the best."""
         if self.tokens is None or self.tree.tokens is None:
             return np.zeros((0, 1), dtype=np.float32)
-        return self.token_weight * self.tree.tokens.products(self.tokens[row], position)
+        return self.token_weight * self.tree.tokens.products(self.tokens[query], position)
 
-    def most_by_tokens(self, row: int) -> float:
+    def most_by_tokens(self, query: int) -> float:
         """Upper bound of v tok of one query: a product is at most as long as the query's token, whose length is its share."""
-        if self.tokens is None or not len(self.tokens[row]):
+        if self.tokens is None or not len(self.tokens[query]):
             return 0.0
-        return float(self.token_weight * np.linalg.norm(self.tokens[row], axis=1).mean()) * (1 + ROUNDING)
+        return float(self.token_weight * np.linalg.norm(self.tokens[query], axis=1).mean()) * (1 + ROUNDING)
 
     def all(self, rows: slice) -> Floats:
         """[batch, places] the scores of all places by docid position, for some of the queries; -inf at removed documents."""
@@ -177,7 +164,7 @@ class DocumentScores:
             scores += self.weight * words[:, self.tree.doc_rows]
         if self.extra is not None:
             scores += self.extra[rows][:, self.tree.doc_rows]
-        if self.has_memory:
+        if self.recalled is not None:
             for own, (known, values) in zip(scores, self.recalled.remembered[rows], strict=True):
                 places, counts = self.tree.places_of(known)
                 own[places] += np.repeat(values, counts)
@@ -199,15 +186,15 @@ class DocumentScores:
             self._moved(dots if costs is None else np.asarray(dots - costs[positions]), rows, positions), rows
         )
 
-    def _dots(self, row: int, positions: Ints) -> Floats:
+    def _dots(self, query: int, positions: Ints) -> Floats:
         """[n] dense scores of docid positions [n], for one query."""
-        return self.dots(np.array([row]), positions[None])[0]
+        return self.dots(np.array([query]), positions[None])[0]
 
     def _products(self, rows: slice) -> Floats:
         """[batch, places] dense scores of all places, for some of the queries."""
         products, costs = self.tree.embeddings.products(self.queries[rows]), self.tree.place_costs
         products = products if costs is None else products - costs
-        if self.has_memory:
+        if self.recalled is not None:
             numbers = self._numbers[self.tree.doc_rows]
             places = np.flatnonzero(numbers >= 0)
             by, means = (own[rows][:, numbers[places]] for own in (self.recalled.by, self.recalled.means))
@@ -216,7 +203,7 @@ class DocumentScores:
 
     def _moved(self, scores: Floats, rows: Ints, positions: Ints) -> Floats:
         """[queries, n] scores by text of docid positions [queries, n], moved towards those of their earlier queries."""
-        if not self.has_memory:
+        if self.recalled is None:
             return scores
         numbers = np.where(positions < 0, -1, self._numbers[self.tree.doc_rows[positions]])
         at = np.nonzero(numbers >= 0)
@@ -227,6 +214,7 @@ class DocumentScores:
     @cached_property
     def _numbers(self) -> Ints:
         """[documents + 1] the number of each document, by its row, among those that move; -1 at others and at the last."""
+        assert self.recalled is not None
         numbers = np.full(self.tree.num_rows + 1, -1)
         numbers[self.recalled.rows] = np.arange(len(self.recalled.rows))
         return numbers
@@ -235,20 +223,20 @@ class DocumentScores:
         """[queries, n] dense scores by the shares of the queries in `rows`."""
         return scores if self.shares is None else scores * self.shares[rows, None]
 
-    def dense(self, row: int, rows: Ints) -> tuple[Ints, Floats]:
+    def dense(self, query: int, rows: Ints) -> tuple[Ints, Floats]:
         """Return the best place of documents, rows [n] of the document table, and its dense score, for one query."""
         if self.tree.most_places == 1:
             positions = self.tree.positions[rows]
-            return positions, self._dots(row, positions)
+            return positions, self._dots(query, positions)
         if not len(rows):
             return _NONE, np.zeros(0, dtype=np.float32)
         places, counts = self.tree.places_of(rows)
-        scores = self._dots(row, places)
+        scores = self._dots(query, places)
         best = first_of_highest(scores, counts)
         return places[best], scores[best]
 
     def best_by_words(
-        self, row: int, count: int, allowed: Bools | None, others: Ints
+        self, query: int, count: int, allowed: Bools | None, others: Ints
     ) -> tuple[Ints, Floats, float, Floats]:
         """Return roughly the top `count` documents by words, for one query, and the scores of `others` [m].
 
@@ -257,31 +245,31 @@ class DocumentScores:
         """
         if self.lexical is None:
             return _NONE, np.zeros(0, dtype=np.float32), 0.0, np.zeros(len(others), dtype=np.float32)
-        top = self.lexical.top(self.terms[row], count, allowed, others.astype(np.int64, copy=False))
+        top = self.lexical.top(self.terms[query], count, allowed, others.astype(np.int64, copy=False))
         return top.rows, self.weight * top.scores, float(self.weight * top.bound), self.weight * top.others
 
-    def lexical_scores(self, row: int, rows: Ints) -> Floats:
+    def lexical_scores(self, query: int, rows: Ints) -> Floats:
         """[n] weighted lexical scores of documents [n], for one query."""
         if self.lexical is None:
             return np.zeros(len(rows), dtype=np.float32)
-        return self.weight * self.lexical.contributions(self.terms[row], rows).sum(axis=0)
+        return self.weight * self.lexical.contributions(self.terms[query], rows).sum(axis=0)
 
-    def best_by_extra(self, row: int, count: int, allowed: Bools | None) -> tuple[Ints, float]:
+    def best_by_extra(self, query: int, count: int, allowed: Bools | None) -> tuple[Ints, float]:
         """Return the top documents by the caller's scores, and the highest score of all others, for one query."""
         if self.extra is None:
             return _NONE, 0.0
         rows = np.arange(self.extra.shape[1]) if allowed is None else np.flatnonzero(allowed)
         if len(rows) <= count:
             return rows, -np.inf
-        values = self.extra[row, rows]
+        values = self.extra[query, rows]
         order = np.argpartition(-values, count)
         return rows[order[:count]], float(values[order[count]])
 
-    def remembered(self, row: int, allowed: Bools | None) -> Ints:
+    def remembered(self, query: int, allowed: Bools | None) -> Ints:
         """Return the rows of the documents that the memory has for one query; all others have 0 there."""
-        rows = self.recalled.remembered[row][0] if self.has_memory else _NONE
+        rows = _NONE if self.recalled is None else self.recalled.remembered[query][0]
         return rows if allowed is None else rows[allowed[rows]]
 
-    def extra_scores(self, row: int, rows: Ints) -> Floats:
+    def extra_scores(self, query: int, rows: Ints) -> Floats:
         """[n] the caller's scores of documents [n], for one query; 0 without any."""
-        return np.zeros(len(rows), dtype=np.float32) if self.extra is None else self.extra[row, rows]
+        return np.zeros(len(rows), dtype=np.float32) if self.extra is None else self.extra[query, rows]

@@ -94,7 +94,7 @@ class VectorWalk:
     def descend(
         self,
         node_scores: "NodeScores",
-        rows: Sequence[int],
+        queries: Sequence[int],
         beam_width: int,
         alive: Bools | None = None,
         trace: list[LevelTrace] | None = None,
@@ -104,10 +104,10 @@ class VectorWalk:
         `alive`: [inner nodes] True at those with a document that may be returned below; `trace`: receives one `LevelTrace` a
         level, for one query.
         """
-        own = np.asarray(rows)
-        kept: Ints = np.zeros((len(rows), 1), dtype=np.int64)  # [queries, nodes], -1 at padding
-        ends = _Ends(len(rows))
-        pruned, read = np.zeros(len(rows), dtype=bool), np.zeros(len(rows), dtype=np.int64)
+        own = np.asarray(queries)
+        kept: Ints = np.zeros((len(queries), 1), dtype=np.int64)  # [queries, nodes], -1 at padding
+        ends = _Ends(len(queries))
+        pruned, read = np.zeros(len(queries), dtype=bool), np.zeros(len(queries), dtype=np.int64)
         for level in range(self.tree.depth):
             if self._some_end[level]:
                 ended = self.ends[kept] & (kept >= 0)
@@ -166,11 +166,11 @@ class NodeScores:
     """Scores of nodes for a batch of queries, computed level by level as walks reach them."""
 
     def __init__(self, walk: VectorWalk, batch: QueryBatch) -> None:
-        self.walk, self._queries = walk, batch.embeddings
+        self.walk, self._embeddings = walk, batch.embeddings
         self._levels: dict[int, _Level] = {}
 
-    def scores(self, level: int, rows: Ints, nodes: Ints) -> Floats:
-        """[queries, n] the scores of nodes [queries, n] that are chosen at a level, -inf at -1, for some queries by row."""
+    def scores(self, level: int, queries: Ints, nodes: Ints) -> Floats:
+        """[queries, n] the scores of nodes [queries, n] that are chosen at a level, -inf at -1, for some of the batch."""
         scorer = self._levels.get(level)
         if scorer is None:
             scorer = self._levels[level] = self._level(level, nodes.shape[1])
@@ -178,16 +178,16 @@ class NodeScores:
         tree = self.walk.tree
         columns = np.maximum(nodes - tree.levels[level + 1].start, -1)
         if all_scores is not None:
-            return np.where(nodes < 0, -np.inf, all_scores[rows[:, None], columns])
-        own = self._queries[rows]
+            return np.where(nodes < 0, -np.inf, all_scores[queries[:, None], columns])
+        own = self._embeddings[queries]
         products = tree.centroids.dots(own, nodes) if vectors is None else dots(vectors, own, columns)
         return np.asarray(products + bonus[columns])
 
     def _level(self, level: int, candidates: int) -> _Level:
         """Return what scores a level, with the scores of all its nodes if that is less work than those of candidates."""
         vectors, bonus = self.walk.vectors(level), self.walk.bonuses[self.walk.tree.levels[level + 1]]
-        if vectors is None or not reads_all(candidates, len(vectors), len(self._queries)):
+        if vectors is None or not reads_all(candidates, len(vectors), len(self._embeddings)):
             return _Level(vectors, bonus)
-        products = np.empty((len(self._queries), len(vectors)), dtype=np.float32)
-        multiply(self._queries, vectors, products)
+        products = np.empty((len(self._embeddings), len(vectors)), dtype=np.float32)
+        multiply(self._embeddings, vectors, products)
         return _Level(vectors, bonus, products + bonus)

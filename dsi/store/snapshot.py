@@ -15,7 +15,6 @@ from dsi.docids.words.bm25 import BM25
 from dsi.search.best_scores import BestScores
 from dsi.search.engine import Engine, Followed, Generator, restricted
 from dsi.search.explain.why import AnsweredQuery
-from dsi.search.generate import VectorEngine
 from dsi.search.hits import Document, Hit, Hits
 from dsi.search.passages import Found
 from dsi.search.queries import EncodedQueries, Queries, encoded_queries
@@ -28,6 +27,7 @@ from dsi.search.request import (
     split_options,
 )
 from dsi.search.results import SearchResult
+from dsi.search.vector_search import VectorEngine
 from dsi.store.documents.table import DocumentTable
 from dsi.store.updating import Content, changed_parts
 

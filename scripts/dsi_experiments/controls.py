@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dsi.search.generate import Generate, VectorEngine
+from dsi.search.vector_search import VectorEngine, WalkSearch
 from dsi.search.walk import Reached, VectorWalk
 
 
@@ -15,7 +15,7 @@ class _NoWalk(VectorWalk):
         return [Reached(np.zeros(0, dtype=np.int64), pruned=False, read=0)] * len(rows)
 
 
-class WordsOnly(Generate):
+class WordsOnly(WalkSearch):
     """The best by words alone, ranked by the document score, to measure what the walk earns; it certifies nothing."""
 
     def __init__(self, engine: VectorEngine) -> None:

@@ -29,7 +29,7 @@ from dsi.docids.words.bm25 import BM25
 from dsi.eval.measures import evaluate, mean
 from dsi.eval.tables import markdown_table
 from dsi.measuring.runs import dense_run, generator_only
-from dsi.search.generate import DenseAndWords
+from dsi.search.vector_search import DenseAndWords
 from dsi_experiments.laboratory import SPLIT, Laboratory, answer, tuned_settings
 from dsi_experiments.report import save_report
 from dsi_experiments.rows import Rows, Values

@@ -88,18 +88,18 @@ def generator_scores(generator: Any, tree: DocidTree, siblings: Siblings, encode
     children = families.children[0].numpy()  # [inner, largest fan-out]
     found = np.zeros((encoded.count, tree.num_inner + tree.num_places), dtype=np.float32)
     for batch in (part for whole in encoded.batches for part in _parts(whole)):
-        size = len(batch.rows)
+        size = len(batch.numbers)
         shared = (own.expand(size, *own.shape[1:]) for own in (families.tokens, families.depths, families.sees))
         logits = generator(torch.from_numpy(batch.states).float(), torch.from_numpy(batch.mask), *shared)["logits"]
         own = np.zeros((size, found.shape[1]), dtype=np.float32)
         own[:, children[children >= 0]] = logits.float().numpy()[:, children >= 0]
-        found[batch.rows] = siblings.log_softmax(own)
+        found[batch.numbers] = siblings.log_softmax(own)
     return found
 
 
 def _parts(batch: QueryBatch) -> list[QueryBatch]:
-    starts = range(0, len(batch.rows), _QUERIES)
-    return [batch.select(np.arange(start, min(start + _QUERIES, len(batch.rows)))) for start in starts]
+    starts = range(0, len(batch.numbers), _QUERIES)
+    return [batch.select(np.arange(start, min(start + _QUERIES, len(batch.numbers)))) for start in starts]
 
 
 def fused(tree: DocidTree, fusion: str, generator: Floats, encoder: Floats, alpha: float) -> Floats:

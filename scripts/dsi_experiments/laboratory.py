@@ -40,10 +40,10 @@ from dsi.measuring.runs import BM25Runs, IndexRuns, dense_run, generator_only
 from dsi.measuring.tuning import DEPTH, choose
 from dsi.search.engine import Engine
 from dsi.search.engine import Method as SearchMethod
-from dsi.search.generate import DenseAndWords
 from dsi.search.queries import EncodedQueries, QueryBatch
 from dsi.search.request import SearchRequest
 from dsi.search.results import Trace
+from dsi.search.vector_search import DenseAndWords
 from dsi.store.retriever import Retriever, load
 from dsi.training.docids_stage import scheme_input
 from dsi.training.embedding import DocumentVectors
@@ -307,7 +307,7 @@ def answer(
 def one_by_one(encoded: EncodedQueries) -> Iterator[tuple[int, QueryBatch]]:
     """Yield the row and the batch of each single query."""
     for batch in encoded.batches:
-        for place, row in enumerate(batch.rows.tolist()):
+        for place, row in enumerate(batch.numbers.tolist()):
             yield row, batch.select(np.array([place]))
 
 

@@ -27,9 +27,9 @@ from dsi.docids.types import Bools, Floats, Ints, Qrels
 from dsi.eval.measures import evaluate
 from dsi.measuring.provenance import provenance
 from dsi.measuring.runs import language_of
-from dsi.search.generate import VectorEngine
 from dsi.search.queries import EncodedQueries
 from dsi.search.request import LEXICAL_WEIGHT, MEMORY_WEIGHT, TOKEN_WEIGHT, SearchRequest
+from dsi.search.vector_search import VectorEngine
 from dsi.store.retriever import Retriever, load
 from dsi.training.pipeline import TrainingRun
 from dsi_experiments.linear_tree import TreeSettings, floored, train_tree
@@ -265,7 +265,7 @@ def _whole_score(retriever: Retriever, encoded: EncodedQueries, rows: Ints) -> P
         scores = engine.document_scores(batch, SearchRequest(CUT, config))
         whole = engine.tree.num_places < 8 * rows.shape[1]
         of_all = scores.late_interaction_of_all(slice(None)) if whole else None
-        for own, line in enumerate(batch.rows.tolist()):
+        for own, line in enumerate(batch.numbers.tolist()):
             known = rows[line][rows[line] >= 0]
             places, dense = scores.dense(own, known)
             late = scores.late_interaction(own, places) if of_all is None else of_all[own, places]

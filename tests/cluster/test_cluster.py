@@ -26,7 +26,7 @@ from dsi.contrastive.encoder import Encoder
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.extensions import CLUSTERS, extensions, open_cluster
 from dsi.docids.files.reading import read_record
-from dsi.search import generate
+from dsi.search import vector_search
 from dsi.search.results import SearchResult, ShardError
 from tests.support.cluster_work import Poison, die, die_once, refuse, square
 from tests.support.clusters import alone, collection, ray, runs, texts_of  # noqa: F401 (fixtures)
@@ -115,7 +115,7 @@ def test_answers_are_those_of_one_process(cluster, runs, collection, name, monke
     ]
     with serve_shards(runs[name], cluster=cluster, shards=4, timeout=SECONDS, device="cpu") as shards:
         for few in (1000, 0):  # filters with few documents are scored outright, or act inside the walk
-            monkeypatch.setattr(generate, "_OUTRIGHT", few)
+            monkeypatch.setattr(vector_search, "_OUTRIGHT", few)
             for options in [*OPTIONS, *filters]:
                 found = shards.snapshot.search(encoded, **options)
                 check_equal(found, one.snapshot.search(encoded, **options), may_prove_more=name == "codes")

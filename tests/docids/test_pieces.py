@@ -23,10 +23,10 @@ from dsi.docids.updating import add_documents, remove_documents
 from dsi.docids.vectors import VectorsConfig
 from dsi.docids.words.bm25 import BM25
 from dsi.measuring.runs import IndexRuns
-from dsi.search import generate
-from dsi.search.generate import VectorEngine
+from dsi.search import vector_search
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchRequest
+from dsi.search.vector_search import VectorEngine
 from dsi.store.documents.topics import Topics
 from dsi.store.folder.loading import load_docids
 from dsi.store.retriever import load
@@ -179,7 +179,7 @@ def test_answers_are_the_best_documents_by_their_best_places(
         own = dataclasses.replace(config, beam_width=beam_width)
         request = SearchRequest(k, own, allowed if filtered else None)
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(generate, "_OUTRIGHT", outright)
+            patched.setattr(vector_search, "_OUTRIGHT", outright)
             return methods[method].retrieve(batch, request)
 
     words = np.float32(weight) * bm25.shares(batch.texts)
@@ -407,7 +407,7 @@ def test_hits_show_the_piece_that_scored_best_before_and_after_updates(encoder):
 
 @pytest.mark.parametrize("options", [{}, {"lexical_weight": 0.5}])
 def test_k_documents_come_whatever_the_beam_and_filters_take_all_places(pieces_index, options, monkeypatch):
-    monkeypatch.setattr(generate, "_OUTRIGHT", 0)
+    monkeypatch.setattr(vector_search, "_OUTRIGHT", 0)
     retriever = pieces_index
     allow = list(retriever.snapshot.documents.rows)[5:17]
     for hits in retriever.search(QUERIES, 12, beam_width=2, allow=allow, **options):

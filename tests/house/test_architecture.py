@@ -49,7 +49,7 @@ FROM_WITHIN = {
     ("dsi.commands.serve", "server"),
 }
 """(module of the core, extension room that it imports inside the function that needs it)."""
-WALK = ("dsi.search.engine", "dsi.search.generate", "dsi.search.walk", "dsi.search.lists", "dsi.generator.beam")
+WALK = ("dsi.search.engine", "dsi.search.vector_search", "dsi.search.walk", "dsi.search.lists", "dsi.generator.beam")
 MODELS = (
     "transformers",
     "sentence_transformers",

@@ -15,12 +15,12 @@ from dsi.docids.tree import DocidTree
 from dsi.docids.updating import add_documents, remove_documents
 from dsi.docids.vectors import VectorsConfig
 from dsi.docids.words.bm25 import BM25
-from dsi.search.generate import VectorEngine
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import EXTRA, WALK, WORDS, Trace
 from dsi.search.scores import DocumentScores
 from dsi.search.top import best, highest, highest_and_rest
+from dsi.search.vector_search import VectorEngine
 from dsi.search.walk import NodeScores
 from tests.support import oracles
 from tests.support.cases import Case, random_memory, random_tokens, small_case, texts, token_states

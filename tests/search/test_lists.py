@@ -17,11 +17,11 @@ from dsi.docids.updating import add_documents, remove_documents
 from dsi.docids.vectors import LARGE, VectorKind, VectorsConfig
 from dsi.docids.words.bm25 import BM25
 from dsi.search import lists as module
-from dsi.search.generate import VectorEngine
 from dsi.search.lists import InvertedLists, ListedDocuments, cell_nodes, oversampling
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import SearchResult
+from dsi.search.vector_search import VectorEngine
 from tests.support.small import as_batch, random_queries, random_tree, with_codes
 
 KINDS: list[VectorKind] = ["float32", "int8"]
@@ -67,7 +67,7 @@ def test_cells_partition_the_documents():
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("weight", [0.0, 0.4])
 def test_a_walk_that_prunes_nothing_finds_what_exact_finds(kind, weight, monkeypatch):
-    monkeypatch.setattr("dsi.search.generate.LARGE", 100)
+    monkeypatch.setattr("dsi.search.vector_search.LARGE", 100)
     tree, batch = big_tree(kind), query_batch(5, 1)
     every, found = (search(tree, batch, method, 10_000, weight) for method in ("exact", "generate"))
     np.testing.assert_allclose(found.scores, every.scores, rtol=1e-4, atol=1e-4)
@@ -149,7 +149,7 @@ import faiss, torch
 torch.set_num_threads(1); faiss.omp_set_num_threads(1)
 from dsi.docids.tree import DocidTree
 from dsi.search.request import SearchConfig, SearchRequest
-from dsi.search.generate import VectorEngine
+from dsi.search.vector_search import VectorEngine
 from dsi.search.queries import QueryBatch
 from tests.support.small import random_queries, random_tree
 

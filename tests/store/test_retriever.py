@@ -22,7 +22,7 @@ from dsi import Retriever, SearchConfig
 from dsi.contrastive.encoder import state_fingerprint
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.words.bm25 import BM25
-from dsi.search import generate
+from dsi.search import vector_search
 from dsi.search.hits import Hit, Hits
 from dsi.search.request import SearchOptions, SearchRequest
 from dsi.search.walk import VectorWalk
@@ -146,7 +146,7 @@ def test_a_default_search_walks_once_a_query_and_reads_a_small_part(encoder, mon
 
 @pytest.mark.parametrize("outright", [0, 1000])
 def test_filters_hold_inside_the_walk_at_any_selectivity(retriever, monkeypatch, outright):
-    monkeypatch.setattr(generate, "_OUTRIGHT", outright)
+    monkeypatch.setattr(vector_search, "_OUTRIGHT", outright)
     query, doc_ids = "long rivers of europe", list(retriever.snapshot.documents.column("doc_id"))
     ranked = [hit.doc_id for hit in retriever.search(query, k=60, method="exact")]
     (scores,) = dense_scores(retriever, [query])

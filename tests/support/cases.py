@@ -8,9 +8,9 @@ from dsi.docids.query_memory import MemoryConfig, QueryMemory
 from dsi.docids.token_vectors import BITS, TokenVectors, encode_states
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import BM25
-from dsi.search.generate import VectorEngine
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
+from dsi.search.vector_search import VectorEngine
 from tests.support.small import WIDTH, as_batch, random_queries, random_tree
 
 VOCABULARY = [f"word{n}" for n in range(12)]

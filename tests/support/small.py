@@ -22,8 +22,8 @@ from dsi.docids.tree import DocidTree
 from dsi.docids.vectors import VectorKind, Vectors, VectorsConfig
 from dsi.docids.words.bm25 import BM25
 from dsi.search.engine import Engine
-from dsi.search.generate import VectorEngine
 from dsi.search.queries import QueryBatch
+from dsi.search.vector_search import VectorEngine
 
 ROOT = Path(__file__).parents[2]
 MINIPEDIA = ROOT / "docids" / "data" / "minipedia"

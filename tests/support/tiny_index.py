@@ -19,7 +19,7 @@ from dsi.contrastive.encoder import Encoder
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.data.collection import read_collection
 from dsi.docids.words.bm25 import BM25
-from dsi.search import generate
+from dsi.search import vector_search
 from dsi.search.hits import Hits
 from dsi.store.retriever import load
 from tests.support.grammars import condition, words
@@ -115,7 +115,7 @@ class TinyIndex:
         few = chance.choice([0, 10, 1000])  # from so many allowed documents on, a filter is applied inside the walk
 
         def call() -> tuple[SearchConfig, list[Hits]]:
-            own, generate._OUTRIGHT = copy(retriever), few
+            own, vector_search._OUTRIGHT = copy(retriever), few
             own.search_config = dataclasses.replace(retriever.search_config, **config)
             return own.snapshot.request("search", k, options).config, own.search(QUERIES, k, **options)
 

@@ -52,7 +52,7 @@ def test_features_are_what_their_names_say(retriever):
     states, mask = torch.zeros(3, 99, 32), torch.zeros(3, 99, dtype=torch.bool)
     for batch in encoded.batches:
         length = batch.states.shape[1]
-        states[batch.rows, :length], mask[batch.rows, :length] = map(torch.from_numpy, (batch.states, batch.mask))
+        states[batch.numbers, :length], mask[batch.numbers, :length] = map(torch.from_numpy, (batch.states, batch.mask))
     log_p = level_log_p(tree, retriever.snapshot.generator, states, mask).numpy()
     bm25 = retriever.snapshot.lexical.scores(QUERIES)
     found = {query: retriever.search(query, k=12) for query in QUERIES}

@@ -121,15 +121,11 @@ def explain(
         nodes.add_returned(result, {name: values[0].tolist() for name, values in parts.items()})
     nodes.add_others(trace)
     config = replace(request.config, beam_width=trace.beam_width or request.config.beam_width)
-    meaning, note = engine.meaning(config), notes(engine, encoded, config)
+    note = "\n".join(filter(None, [_unread(engine, encoded, config), idle_memory(engine.memory, config)]))
     return Explanation(
-        encoded.texts[0], config, nodes.levels(), tree.num_rows, result, meaning, engine.has_generator, note
-    )
-
-
-def notes(engine: Engine, encoded: EncodedQueries, config: SearchConfig) -> str:
-    """Return lines that say what has little or no effect in a search for one query; "" if there are none."""
-    return "\n".join(filter(None, [_unread(engine, encoded, config), idle_memory(engine.memory, config)]))
+        encoded.texts[0], config, nodes.levels(), tree.num_rows, result, engine.meaning(config), engine.has_generator,
+        note,
+    )  # fmt: skip
 
 
 def _unread(engine: Engine, encoded: EncodedQueries, config: SearchConfig) -> str:

@@ -17,7 +17,7 @@ from dsi.docids.files.checks import printable
 from dsi.docids.query_memory import Earlier
 from dsi.search.best_scores import BestScores
 from dsi.search.engine import Engine, count_documents
-from dsi.search.explain.explanation import SHOWN, ExplainedNode, Explanation, explain, notes, sum_of
+from dsi.search.explain.explanation import SHOWN, ExplainedNode, Explanation, explain, sum_of
 from dsi.search.explain.matches import StoredText, matched_words
 from dsi.search.explain.uncovered import uncovered_words
 from dsi.search.hits import Hit, Match, Uncovered, label_of
@@ -159,8 +159,7 @@ class AnsweredQuery:
 
     def matches(self, hits: Sequence[Hit]) -> list[list[Match]]:
         """Return the words of the query that each of its hits matches."""
-        tree = self.engine.tree
-        held = [StoredText(tree.node(hit.digits) - tree.num_inner, hit.title, hit.text or "") for hit in hits]
+        held = [StoredText(self._position(hit), hit.title, hit.text or "") for hit in hits]
         return matched_words(self.engine, self.encoder, self.encoded, self.request, held) if held else []
 
     def percentile(self, score: float) -> float | None:
@@ -169,9 +168,11 @@ class AnsweredQuery:
 
     def uncovered(self, hits: Sequence[Hit]) -> Uncovered:
         """Return the words of the query that no document has, and those that none of its hits covers."""
-        tree = self.engine.tree
-        found = [tree.node(hit.digits) - tree.num_inner for hit in hits]
+        found = [self._position(hit) for hit in hits]
         return uncovered_words(self.engine, self.encoder, self.encoded, self.request, found)
+
+    def _position(self, hit: Hit) -> int:
+        return self.engine.tree.node(hit.digits) - self.engine.tree.num_inner
 
     def explain(self, doc_id: str) -> DocumentExplanation:
         """Return why a document is, or is not, among the answers."""
@@ -212,7 +213,7 @@ class AnsweredQuery:
             passage_span=self.passages([Found(position, text, score)])[0][0],
             earlier=earlier,
             learned_words=learned_words,
-            note=notes(self.engine, self.encoded, self.request.config),
+            note=self.explanation.note,
         )
 
     def search(self, **changes: Any) -> SearchResult:

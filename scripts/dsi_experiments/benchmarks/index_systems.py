@@ -10,9 +10,9 @@ from dsi.docids.tree import DocidTree
 from dsi.docids.updating import add_documents, remove_documents
 from dsi.docids.vectors import Vectors, VectorsConfig
 from dsi.docids.words.bm25 import BM25
-from dsi.search.generate import VectorEngine
 from dsi.search.queries import QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
+from dsi.search.vector_search import VectorEngine
 from dsi_experiments.benchmarks.index_data import Searched
 from dsi_experiments.benchmarks.index_faiss import (
     Bools,

@@ -141,7 +141,7 @@ def _old_hybrid(runs: "IndexRuns") -> "Run":
 
 
 def _searches(runs: "IndexRuns") -> dict[str, Any]:
-    from dsi.search.generate import DenseAndWords
+    from dsi.search.vector_search import DenseAndWords
     from dsi_experiments.controls import WordsOnly
 
     hybrid = runs.tune_hybrid(on_dev=False)

@@ -8,6 +8,7 @@ the training loop.
 
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,9 @@ from dsi.docids.tree import DocidTree
 from dsi.generator.beam import PathEngine
 from dsi.generator.families import Families
 from dsi.generator.objectives import Objective, Task, log_prior
+from dsi.search.queries import QueryBatch
+from dsi.search.request import SearchConfig, SearchRequest
+from dsi.search.results import Trace
 from dsi_experiments.objectives.rows import ROWS, ObjectiveRow, margin_loss, objective_loss, phase
 from dsi_experiments.tree_targets import target_of_best_child
 
@@ -90,7 +94,7 @@ class TreeObjective(Objective):
             if self._beam_search is None:
                 self._beam_search = PathEngine(tree, generator)
             self._beam_search.generator = generator
-            nodes = self._beam_search.kept_nodes(states, mask, self.beam_width)
+            nodes = _kept_nodes(self._beam_search, states, mask, self.beam_width)
         root = nodes.new_zeros(len(nodes), 1)
         return torch.cat([root, nodes.masked_fill(nodes >= tree.num_inner, -1)], dim=1)
 
@@ -184,3 +188,18 @@ def path_scores(logits: Tensor, families: Families) -> Tensor:
     )  # [batch, n] the step into each family; 0 into the root's
     above = torch.einsum("bij,bj->bi", families.sees.to(last_step.dtype), steps)
     return above[:, :, None] + last_step
+
+
+@torch.no_grad()
+def _kept_nodes(engine: PathEngine, states: Tensor, mask: Tensor, beam_width: int) -> Tensor:
+    """[batch, n] the nodes that a search by the decoder alone keeps; -1 at padding.
+
+    It reads states [batch, length, d_model], with mask [batch, length] True at real tokens.
+    """
+    read, real = states.numpy(force=True), mask.bool().numpy(force=True)
+    batch = QueryBatch(np.arange(len(read)), read, real, read[:, 0], [""] * len(read))
+    request = SearchRequest(min(beam_width, engine.tree.num_rows), SearchConfig(alpha=1.0, beta=0.0))
+    trace = Trace()
+    engine.descend(engine.queries(batch, request), request.k, beam_width, None, trace)
+    kept = [np.where(level.kept, level.nodes, -1) for level in trace.levels]
+    return torch.from_numpy(np.concatenate(kept, axis=1)).to(states.device)

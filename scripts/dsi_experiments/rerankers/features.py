@@ -18,10 +18,10 @@ from dsi.docids.types import Bools, Floats, Ints
 from dsi.docids.words.bm25 import BM25
 from dsi.generator.beam import PathEngine
 from dsi.search.engine import Engine
-from dsi.search.generate import VectorEngine
 from dsi.search.queries import EncodedQueries, QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import SearchResult
+from dsi.search.vector_search import VectorEngine
 
 _TEMPERATURE = 0.05
 """Of the softmaxes over siblings; search has none."""
@@ -46,14 +46,14 @@ def compute_features(
     for batch in encoded.batches:
         for name, values in _batch_features(engine, batch, result).items():
             whole = columns.setdefault(name, np.zeros(result.positions.shape, dtype=np.float32))
-            whole[batch.rows] = values
+            whole[batch.numbers] = values
     columns["title words"] = _title_words(encoded.texts, titles, result.positions.shape[1])
     stacked = np.stack(list(columns.values()), axis=2)  # [queries, k, features]
     return np.where(result.positions[:, :, None] >= 0, stacked, 0).astype(np.float32), tuple(columns)
 
 
 def _batch_features(engine: Engine, batch: QueryBatch, result: SearchResult) -> dict[str, Floats]:
-    tree, batch_rows = engine.tree, batch.rows
+    tree, batch_rows = engine.tree, batch.numbers
     positions, scores = np.maximum(result.positions[batch_rows], 0), result.scores[batch_rows]  # [batch, k]
     shape = positions.shape
     parents, digits = (array.reshape(*shape, -1) for array in tree.paths(positions.ravel()))  # [batch, k, depth]

@@ -1,35 +1,31 @@
-"""The two methods of search in an index without a generator: "generate" and "exact". Both rank by `DocumentScores`.
+"""Search in an index without a generator, by two methods that both rank by `DocumentScores`.
 
-"generate" takes candidates from two sources: documents below the last nodes of the walk (`dsi.search.walk`), the best by their
-dense score; and the best documents by words. The documents of the nearest earlier queries, and the caller's own scores, if
-there are any, are two more. "exact" scores all documents. Neither knows folders or texts of documents.
+`WalkSearch`, "generate" for users, scores candidates: the best documents by their dense score below the last nodes of the walk
+(`dsi.search.walk`), the best by words, those of the nearest earlier queries, and the best by the caller's own scores. `Exact`
+scores all documents. Neither knows folders or texts of documents.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from dsi.docids.files.threads import one_thread
 from dsi.docids.query_memory import Earlier, Spread
-from dsi.docids.types import Bools, Floats, Ints, Rows
+from dsi.docids.types import Bools, Floats, Ints
 from dsi.docids.vectors import LARGE
-from dsi.search.engine import Engine, Followed, Method, count_documents
+from dsi.search.engine import Engine, Followed, Method, count_documents, nodes_above
 from dsi.search.lists import ListedDocuments
-from dsi.search.pools import AllDocuments, Everything, Pool, PoolSources, Sources
+from dsi.search.pools import Pool, PoolSources, Sources
 from dsi.search.queries import QueryBatch
+from dsi.search.recall import learned_words, recall
 from dsi.search.request import OF_A_GENERATOR, SearchConfig, SearchRequest
 from dsi.search.results import SearchResult, Trace
-from dsi.search.scores import DocumentScores, Recalled, vector_weights
+from dsi.search.scores import DocumentScores, vector_weights
 from dsi.search.top import highest_and_rest
 from dsi.search.walk import NodeScores, Reached, VectorWalk
 
-EARLIER_WORDS = 0.25
-"""Weight of the words of earlier queries beside the documents' shares of these (docs/experiments/queries.md)."""
-EARLIER_VECTORS, OWN_TEXT, MOST_MOVED = 0.5, 16, 0.9
-"""Weight of their vectors; earlier queries that count as much as a document's text there; the share that a dense score moves,
-at most."""
 _OUTRIGHT = 1_000
 """If a filter lets at most this many documents through, all of them are scored."""
 _NO_NODES = np.zeros(0, dtype=np.int64)
@@ -67,7 +63,7 @@ class VectorEngine(Engine):
     @property
     def methods(self) -> Mapping[str, Method]:
         """The methods of search."""
-        return {"generate": Generate(self), "exact": Exact(self)}
+        return {"generate": WalkSearch(self), "exact": Exact(self)}
 
     @cached_property
     def listed(self) -> ListedDocuments | None:
@@ -82,43 +78,15 @@ class VectorEngine(Engine):
 
     def document_scores(self, batch: QueryBatch, request: SearchRequest) -> DocumentScores:
         """Return what scores documents."""
-        config, recall = request.config, None
-        if config.memory_weight and len(self.memory):
-            read = vector_weights(batch, self.lexical if config.lexical_weight else None)
-            weights = np.float32(config.memory_weight) * (
-                np.ones(len(batch.texts), np.float32) if read is None else read
-            )
-            recall = partial(self._recall, weights, batch.texts if config.lexical_weight else [""] * len(batch.texts))
-        return DocumentScores.from_request(self.tree, self.lexical, batch, request, recall)
-
-    def _recall(self, weights: Floats, texts: Sequence[str], scores: DocumentScores) -> Recalled:
-        """Return what earlier queries say of documents: (margin share)^2 + .25 margin words is added, in dense scores' unit.
-
-        The margin is how much nearer the nearest earlier query is than the nearest of these documents is: what users took says
-        much where texts say little. Words are what BM25 would add if the terms of their earlier queries stood in the documents.
-        By margin and number of their earlier queries n, as n / (n + 16), dense scores move towards the mean of those.
-        `weights`: [batch] of the memory, less where the encoder reads less of a query.
-        """
-        rows, counts = self.memory.taken.rows, self.memory.taken.totals
-        pull = EARLIER_VECTORS * counts / (counts + OWN_TEXT)
-        found, by, means = [], list[Floats](), list[Floats]()
-        for row, own in enumerate(self.memory.shares(scores.queries, self.spread)):
-            length = float(np.linalg.norm(scores.queries[row])) * self.spread.length or 1.0
-            unit = length * (1 - self.spread.cosine)
-            margin = np.float32(max(0.0, own.cosine * length - float(scores.dense(row, own.rows)[1].max())) / unit)
-            said = (margin * own.shares) ** 2
-            if margin and self.lexical is not None:
-                said += EARLIER_WORDS * margin * own.belongs * self._learned_words(texts[row], own.rows)[1].sum(axis=0)
-            found.append((own.rows, np.float32(weights[row] * unit) * said))
-            by.append(np.minimum(np.float32(MOST_MOVED), np.float32(weights[row]) * margin * pull))
-            means.append(np.float32(length) * own.means)
-        return Recalled(found, rows, np.stack(by), np.stack(means))
-
-    def _learned_words(self, text: str, rows: Rows) -> tuple[list[str], Floats]:
-        """Return the terms of a query, and [terms, n] what BM25 of documents gains by each that their earlier queries have."""
-        assert self.lexical is not None
-        names, terms = self.lexical.all_terms(text)
-        return names, self.lexical.scorer.gains(terms, rows, self.memory.term_counts(names, rows))
+        words = self.lexical if request.config.lexical_weight else None
+        recalled = None
+        if (weight := request.config.memory_weight) and len(self.memory):
+            texts = batch.texts if words is not None else [""] * len(batch.texts)
+            read = vector_weights(batch, words)
+            weights = np.float32(weight) * (np.ones(len(texts), np.float32) if read is None else read)
+            by_text = DocumentScores(self.tree, batch.embeddings)
+            recalled = recall(self.memory, self.spread, self.lexical, by_text, texts, weights)
+        return DocumentScores.from_request(self.tree, self.lexical, batch, request, recalled)
 
     @cached_property
     def spread(self) -> Spread:
@@ -131,33 +99,31 @@ class VectorEngine(Engine):
             return [], []
         nearest, words = self.memory.earlier(batch.embeddings[0], row), list[str]()
         if nearest and self.lexical is not None and request.config.lexical_weight:
-            names, gains = self._learned_words(batch.texts[0], np.array([row]))
+            names, gains = learned_words(self.memory, self.lexical, batch.texts[0], np.array([row]))
             order = np.argsort(-gains[:, 0], kind="stable")
             words = [names[at] for at in order.tolist() if gains[at, 0] > 0]
         return nearest, words
 
     def sources(self, scores: DocumentScores, request: SearchRequest, count: int) -> Sources:
-        """Return what gathers the documents of pools, `count` from each source."""
-        return PoolSources(self.tree, self.listed, scores, count, request.allowed, self.occupied)
-
-    def all_documents(self, batch: QueryBatch, request: SearchRequest) -> Everything:
-        """Return what scores all documents that may be returned."""
-        return AllDocuments(self.tree, self.document_scores(batch, request), request.allowed)
+        """Return what scores documents, `count` from each source."""
+        return PoolSources(self.tree, lambda: self.listed, scores, count, request.allowed, self.occupied)
 
     def follow(self, batch: QueryBatch, request: SearchRequest, rows: Ints) -> Followed:
         """Return how the paths to documents [batch, n], rows of the document table, are scored; a filter changes no score."""
         tree, scores = self.tree, self.document_scores(batch, request)
-        positions = np.stack([scores.dense(number, doc_rows)[0] for number, doc_rows in enumerate(rows)])
+        positions = np.stack([scores.dense(query, doc_rows)[0] for query, doc_rows in enumerate(rows)])
         dense = whole = scores.dots(np.arange(len(positions)), positions)
-        if scores.has_memory:  # whose part has what it moves
+        if scores.recalled is not None:  # whose part has what it moves
             by_text = DocumentScores(tree, batch.embeddings, shares=scores.shares)
             dense = by_text.dots(np.arange(len(positions)), positions)
         parts = {"dense": dense}
         if scores.lexical is not None and self.lexical is not None:
             parts[self.lexical.name] = np.stack([scores.lexical_scores(*pair) for pair in enumerate(rows)])
         if scores.has_tokens:
-            parts["tokens"] = np.stack([scores.late_interaction(row, places) for row, places in enumerate(positions)])
-        if scores.has_memory:
+            parts["tokens"] = np.stack(
+                [scores.late_interaction(query, places) for query, places in enumerate(positions)]
+            )
+        if scores.recalled is not None:
             parts["memory"] = whole - dense + np.stack([scores.memory_scores(*pair) for pair in enumerate(rows)])
         if scores.extra is not None:
             parts["extra"] = np.take_along_axis(scores.extra, rows.astype(np.int64), axis=1)
@@ -171,7 +137,7 @@ class VectorEngine(Engine):
         self, batch: QueryBatch, request: SearchRequest, positions: Sequence[int]
     ) -> list[tuple[Ints, Floats]] | None:
         """Return what late interaction finds at docid positions; see `Engine`."""
-        scores = self.document_scores(batch, request)
+        scores = DocumentScores.from_request(self.tree, self.lexical, batch, request)
         return [scores.token_shares(0, position) for position in positions] if scores.has_tokens else None
 
     def _path_scores(self, node_scores: NodeScores, positions: Ints) -> Floats:
@@ -185,13 +151,6 @@ class VectorEngine(Engine):
             scores[:, :, level] = np.where(nodes < 0, np.nan, own)
         return scores
 
-    def alive(self, allowed: Bools | None) -> Bools | None:
-        """[inner nodes] True at those above an allowed document; None if all documents are allowed."""
-        if allowed is None:
-            return None
-        before = np.concatenate([[0], np.cumsum(allowed)])
-        return np.asarray(before[self.tree.doc_end] > before[self.tree.doc_start])
-
     @cached_property
     def occupied(self) -> Bools | None:
         """[places] True at documents that were not removed; None if none was."""
@@ -200,28 +159,26 @@ class VectorEngine(Engine):
     @cached_property
     def occupied_nodes(self) -> Bools | None:
         """[inner nodes] True at those above a document that was not removed; None if none was removed."""
-        return self.alive(self.occupied)
+        return None if self.occupied is None else nodes_above(self.tree, self.occupied)
 
 
 class Exact(Method):
     """Scores all documents."""
 
     def __init__(self, engine: VectorEngine) -> None:
-        self.engine: Engine = engine
-        self.all_documents = engine.all_documents
+        self.tree, self.engine = engine.tree, engine
 
-    def everything(self, batch: QueryBatch, request: SearchRequest) -> Everything:
-        """Return what scores all documents."""
-        return self.all_documents(batch, request)
+    def sources(self, batch: QueryBatch, request: SearchRequest, k: int) -> Sources:
+        """Return what scores documents."""
+        return self.engine.sources(self.engine.document_scores(batch, request), request, k)
 
     def retrieve(self, batch: QueryBatch, request: SearchRequest, trace: Trace | None = None) -> SearchResult:
         """Return the top k of all documents that may be returned."""
-        everything = self.everything(batch, request)
-        k = min(request.k, count_documents(self.engine.tree, request.allowed))
-        result = SearchResult.empty(len(batch.texts), k)
-        for row, pool in enumerate(everything.best(k)):
-            pool.put(result, row, k)
-        everything.mark(result)
+        k = min(request.k, count_documents(self.tree, request.allowed))
+        sources, result = self.sources(batch, request, k), SearchResult.empty(len(batch.texts), k)
+        for query, pool in enumerate(sources.best(k)):
+            pool.put(result, query, k)
+        sources.mark(result)
         if trace is not None:
             trace.add_documents(result.positions, result.scores, result.sources)
         return result
@@ -231,15 +188,15 @@ class DenseAndWords(Exact):
     """Scores all documents of an index with any docid tokens by dense and lexical scores: a baseline."""
 
     def __init__(self, engine: Engine) -> None:
-        self.engine: Engine = engine
+        self.tree, self.lexical = engine.tree, engine.lexical
 
-    def everything(self, batch: QueryBatch, request: SearchRequest) -> Everything:
-        """Return what scores all documents."""
-        tree, lexical, batch = self.engine.tree, self.engine.lexical, batch._replace(shares_read=None)
-        return AllDocuments(tree, DocumentScores.from_request(tree, lexical, batch, request), request.allowed)
+    def sources(self, batch: QueryBatch, request: SearchRequest, k: int) -> Sources:
+        """Return what scores documents."""
+        scores = DocumentScores.from_request(self.tree, self.lexical, batch._replace(shares_read=None), request)
+        return PoolSources(self.tree, lambda: None, scores, k, request.allowed, None)
 
 
-class Generate(Method):
+class WalkSearch(Method):
     """Walks down the tree, and scores the documents below the last nodes and the best by words."""
 
     def __init__(self, engine: VectorEngine) -> None:
@@ -256,23 +213,17 @@ class Generate(Method):
     def _retrieve(self, batch: QueryBatch, request: SearchRequest, trace: Trace | None) -> SearchResult:
         search = _Search(self.engine, batch, request)
         result = SearchResult.empty(len(batch.texts), search.k)
-        rows, width = list(range(len(batch.texts) if search.k else 0)), request.config.beam_width
-        while rows:
-            if search.few is not None:
-                reached = [Reached(_NO_NODES, pruned=False, read=0)] * len(rows)
-                gathered = search.sources.outright(rows, search.few)
-            else:
-                reached = search.walk(rows, width, trace)
-                gathered = search.sources.gather(rows, [end.nodes for end in reached])
-            pools = search.rescore(rows, gathered)
+        queries, width = list(range(len(batch.texts) if search.k else 0)), request.config.beam_width
+        while queries:
+            reached, pools = search.candidates(queries, width, trace)
             short = []
-            for row, end, pool in zip(rows, reached, pools, strict=True):
-                search.put(result, row, end, pool)
+            for query, end, pool in zip(queries, reached, search.rescore(queries, pools), strict=True):
+                search.put(result, query, end, pool)
                 if trace is not None:
                     trace.add_documents(pool.positions[None], pool.scores[None], pool.sources[None])
                 if end.pruned and len(pool.positions) < search.k:
-                    short.append(row)
-            rows = short
+                    short.append(query)
+            queries = short
             width *= 2
         search.sources.mark(result)
         return result
@@ -285,45 +236,48 @@ class _Search:
     """
 
     def __init__(self, engine: VectorEngine, batch: QueryBatch, request: SearchRequest) -> None:
-        self.engine, self.tree, self.request = engine, engine.tree, request
+        tree, allowed = engine.tree, request.allowed
+        self.walk, self.node_scores = engine.walk, engine.walk.node_scores(batch)
         self.scores = engine.document_scores(batch, request)
-        self.node_scores = engine.walk.node_scores(batch)
-        allowed = request.allowed
-        self.documents = count_documents(engine.tree, allowed)
+        self.documents = count_documents(tree, allowed)
         self.k, self.count = min(request.k, self.documents), min(request.pool, self.documents)
-        self.few, self._alive = None, engine.occupied_nodes if allowed is None else engine.alive(allowed)
-        if allowed is not None and self.documents <= _OUTRIGHT:
-            self.few = np.unique(self.tree.doc_rows[allowed])
+        self.alive = engine.occupied_nodes if allowed is None else nodes_above(tree, allowed)
+        is_few = allowed is not None and self.documents <= _OUTRIGHT
+        self.few = np.unique(tree.doc_rows[allowed]) if is_few else None
         self.sources = engine.sources(self.scores, request, self.count)
 
-    def walk(self, rows: Sequence[int], beam_width: int, trace: Trace | None) -> list[Reached]:
-        """Return where the walks of some queries end."""
-        steps = None
+    def candidates(
+        self, queries: Sequence[int], beam_width: int, trace: Trace | None
+    ) -> tuple[Sequence[Reached], Sequence[Pool]]:
+        """Return where the walks of some queries end, and their candidates."""
+        if self.few is not None:
+            return [Reached(_NO_NODES, pruned=False, read=0)] * len(queries), self.sources.outright(queries, self.few)
         if trace is not None:
-            steps = trace.levels = []
-            trace.beam_width = beam_width
-        return self.engine.walk.descend(self.node_scores, rows, beam_width, self._alive, steps)
+            trace.levels, trace.beam_width = [], beam_width
+        levels = None if trace is None else trace.levels
+        reached = self.walk.descend(self.node_scores, queries, beam_width, self.alive, levels)
+        return reached, self.sources.gather(queries, [end.nodes for end in reached])
 
-    def rescore(self, rows: Sequence[int], pools: Sequence[Pool]) -> Sequence[Pool]:
+    def rescore(self, queries: Sequence[int], pools: Sequence[Pool]) -> Sequence[Pool]:
         """Return the best of pools, their scores with late interaction; if few documents may be returned, all of them."""
         if not self.scores.has_tokens:
             return pools
         scores = [pool.scores for pool in pools]
         kept = [highest_and_rest(own, self.count if self.few is None else len(own)) for own in scores]
         chosen = [(p.positions[which], own[which]) for p, own, (which, _) in zip(pools, scores, kept, strict=True)]
-        rescored = self.sources.rescore(rows, chosen)
-        return [self._rescored(*parts) for parts in zip(rows, pools, kept, rescored, strict=True)]
+        rescored = self.sources.rescore(queries, chosen)
+        return [self._rescored(*parts) for parts in zip(queries, pools, kept, rescored, strict=True)]
 
-    def _rescored(self, row: int, pool: Pool, kept: tuple[Ints, float], rescored: tuple[Ints, Floats]) -> Pool:
+    def _rescored(self, query: int, pool: Pool, kept: tuple[Ints, float], rescored: tuple[Ints, Floats]) -> Pool:
         (which, cut), (positions, scores) = kept, rescored
         order = np.argsort(positions)
         order = order[scores[order] > -np.inf]  # a shard may have died since
-        bound = max(pool.bound, cut) + self.scores.most_by_tokens(row)
+        bound = max(pool.bound, cut) + self.scores.most_by_tokens(query)
         return Pool(positions[order], scores[None, order], pool.sources[which][order], (bound,), pool.read, len(order))
 
-    def put(self, result: SearchResult, row: int, reached: Reached, pool: Pool) -> None:
+    def put(self, result: SearchResult, query: int, reached: Reached, pool: Pool) -> None:
         """Put the answer of one query into a result."""
-        pool.put(result, row, self.k)
-        proven = not reached.pruned and result.scores[row, -1] >= pool.bound
-        result.exact[row] = proven or len(pool.positions) == self.documents
-        result.read[row] += reached.read
+        pool.put(result, query, self.k)
+        proven = not reached.pruned and result.scores[query, -1] >= pool.bound
+        result.exact[query] = proven or len(pool.positions) == self.documents
+        result.read[query] += reached.read

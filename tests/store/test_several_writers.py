@@ -291,10 +291,11 @@ def test_only_one_of_the_processes_of_a_training_takes_the_folder(
 
     with ThreadPoolExecutor(1) as pool, writing_to(tmp_path / "run"):
         monkeypatch.setattr(pipeline, "launch", lambda _: second(None))
-        pool.submit(pipeline.TrainingRun, *arguments).result()
+        run = pipeline.TrainingRun(*arguments)
+        pool.submit(run._writing().__enter__).result()
         monkeypatch.setattr(pipeline, "launch", lambda _: second(BlockingIOError("somebody writes")))
         with pytest.raises(BlockingIOError, match="somebody writes"):
-            pipeline.TrainingRun(*arguments)
+            pipeline.TrainingRun(*arguments).train()
 
 
 def test_a_thread_may_write_to_what_it_writes_to(run):

@@ -105,7 +105,7 @@ def train(
 
 
 class TrainingRun:
-    """The training stages of one run, with the arguments of `train`.
+    """The training of one run, with the arguments of `train`.
 
     `store`: folder in which several runs share finished stages; `embeddings`: [documents, dim] in place of the encoder's.
     """
@@ -143,14 +143,6 @@ class TrainingRun:
         """Run the stages that are not up to date, down to the last one; after "memory" the folder is an index."""
         with self._writing():
             self._run_stages(last)
-
-    def tune(self) -> None:
-        """Choose the fusion weights of the finished index on the dev queries, unless `config.dev_queries` is 0.
-
-        Where they give train queries no weight, the index keeps none, and is tuned without them.
-        """
-        with self._writing():
-            self._tune()
 
     @contextmanager
     def _writing(self) -> Iterator[list[str]]:
@@ -221,15 +213,12 @@ class TrainingRun:
 
     def _run_stages(self, last: str = "memory") -> None:
         """Run the stages of the configuration, in order; a part of the index that it has none of is removed."""
-        for name in STAGES:
+        names = [*STAGES]
+        for name in names[: names.index(last) + 1]:
             if name in self._keys:
                 self._run_stage(name)
             elif name in PARTS:
                 self._drop(name)
-            if name == last:
-                break
-        else:
-            raise ValueError(f"last must be one of {', '.join(STAGES)}, got {last!r}.")
         if last == "memory":
             self._finish()
 
@@ -390,6 +379,7 @@ class TrainingRun:
     # Tuning.
 
     def _tune(self) -> None:
+        """Choose the weights of the finished index; where train queries get none, it is tuned again without them."""
         self._tune_once()
         if not self.processes.first(self.processes.is_main and self._has_idle_queries()):
             return

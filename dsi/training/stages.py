@@ -160,17 +160,18 @@ class StageFolders:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def find(self, name: str, key: str) -> Path | None:
-        """Return the folder of the run or of the store that holds the undamaged output with a key, None if neither does."""
-        return next((folder for folder in self._places(name, key) if _is_intact(folder, key)), None)
+    def find(self, name: str, key: str, needed: Mapping[str, str] | None = None) -> Path | None:
+        """Return the folder of the run or of the store that holds the undamaged output with a key, None if neither does.
 
-    def _places(self, name: str, key: str) -> list[Path]:
-        return [self.folder / name, *([self.store / name / key[:16]] if self.store else [])]
+        `needed`: {earlier stage: digest of the output that it was made from}, if that counts too.
+        """
+        places = [self.folder / name, *([self.store / name / key[:16]] if self.store else [])]
+        return next((folder for folder in places if _is_intact(folder, key, needed)), None)
 
     def _is_done(self, name: str, key: str) -> bool:
         """True if the output is there, made from these outputs of earlier stages; perhaps now from the store."""
         recover_folder(self.folder / name)
-        found = next((own for own in self._places(name, key) if _is_intact(own, key, self._needed[name])), None)
+        found = self.find(name, key, self._needed[name])
         if found and found != self.folder / name:
             with replace_folder(self.folder / name) as folder:
                 link_files(found, folder)
@@ -204,7 +205,7 @@ def _record(folder: Path) -> dict[str, Any]:
     return record if all(isinstance(record.get(name), kind) for name, kind in kinds.items()) else {}
 
 
-def _is_intact(folder: Path, key: str, needed: Mapping[str, str] | None = None) -> bool:
+def _is_intact(folder: Path, key: str, needed: Mapping[str, str] | None) -> bool:
     """True if a folder holds the output with this key as it was written, made from the outputs `needed` of earlier stages."""
     record = _record(folder)
     if record.get("key") != key or needed not in (None, record["needs"]):

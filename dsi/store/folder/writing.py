@@ -110,11 +110,6 @@ def write_manifest(folder: Path, encoder: TextEncoder, tree: DocidTree, entries:
     write_manifest_file(folder, manifest)
 
 
-def write_search_config(folder: Path, config: SearchConfig) -> None:
-    """Replace the search config of an index on disk, and forget how it was tuned."""
-    write_entries(folder, search_entries(config))
-
-
 def write_entries(folder: Path, entries: dict[str, Any]) -> None:
     """Replace entries in the manifest of an index on disk."""
     with updating(folder):

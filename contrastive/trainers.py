@@ -1,55 +1,21 @@
-"""What all trainings share: settings, checkpoints, progress, reports, and a stop when a loss is not finite."""
+"""What all trainings share: settings, checkpoints, progress, and a stop when a loss is not finite."""
 
 import json
 import shutil
 import zipfile
-from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from safetensors import SafetensorError, safe_open
 from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.integrations import TensorBoardCallback, WandbCallback
 
 from dsi.contrastive.devices import has_bfloat16
-from dsi.docids.files.checks import plain
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.ram import give_back_memory
 
-REPORTS = ("none", "tensorboard", "wandb")
 CHECKPOINTS = 10
 """Of a training; a loss is logged as often."""
-
-
-@dataclass(frozen=True)
-class Reports:
-    """Where the losses of trainings are reported."""
-
-    to: str = "none"
-    """One of `REPORTS`."""
-    folder: Path = Path("logs")
-    """Of TensorBoard's files, with a subfolder per training."""
-
-    def __post_init__(self) -> None:
-        if plain(str, self.to, "report_to") not in REPORTS:
-            raise ValueError(f"report_to must be one of {', '.join(REPORTS)}, got {self.to!r}.")
-        if self.to != "none" and find_spec(self.to) is None:
-            raise ModuleNotFoundError(f'report_to = "{self.to}" needs {self.to}; run pip install "dr-scl[{self.to}]".')
-
-    def callbacks(self, training: str) -> list[TrainerCallback]:
-        """Return the callbacks that report the training of this name."""
-        if self.to == "none":
-            return []
-        if self.to == "wandb":
-            return [WandbCallback()]
-        tensorboard = TensorBoardCallback()
-        tensorboard.logging_dir = str(self.folder / training)
-        return [tensorboard]
-
-
-SILENT = Reports()
 
 
 class _ProgressLine(TrainerCallback):
@@ -99,7 +65,6 @@ def trainer_settings(
     seed: int,
     bf16: bool,
     use_cpu: bool,
-    reports: Reports = SILENT,
 ) -> dict[str, Any]:
     """Return the trainer arguments that all our trainings share: a loss and a checkpoint every tenth, two checkpoints kept."""
     return {
@@ -111,9 +76,9 @@ def trainer_settings(
         "save_strategy": "steps",
         "save_steps": 1 / CHECKPOINTS,
         "save_total_limit": 2,
-        "logging_steps": 1 / CHECKPOINTS if reports.to == "none" else 0.01,
+        "logging_steps": 1 / CHECKPOINTS,
         "logging_nan_inf_filter": False,  # `FiniteTraining` checks the loss
-        "report_to": "none",  # `Reports` adds the callbacks
+        "report_to": "none",
         "disable_tqdm": True,  # `run_trainer` shows the progress
         "use_cpu": use_cpu,
         "dataloader_pin_memory": False,

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from dsi.contrastive.config import HARD, ContrastiveConfig
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.losses import CHUNK, DPRLoss, SupervisedContrastiveLoss
-from dsi.contrastive.trainers import SILENT, FiniteTraining, GivesBack, Reports, run_trainer, trainer_settings
+from dsi.contrastive.trainers import FiniteTraining, GivesBack, run_trainer, trainer_settings
 from dsi.docids.words.bm25 import BM25
 
 NO_QUERIES = "There are no queries to train the encoder on; add judged train queries, or set contrastive.loss to none."
@@ -145,7 +145,6 @@ def train_encoder(
     rows: datasets.Dataset,
     config: ContrastiveConfig,
     work_folder: Path,
-    reports: Reports = SILENT,
     *,
     seed: int = 0,
     bf16: bool = False,
@@ -161,7 +160,6 @@ def train_encoder(
         seed=seed,
         bf16=bf16,
         use_cpu=encoder.model.device.type == "cpu",
-        reports=reports,
     )
     views = [name for name in rows.column_names if name != "label"]
     arguments = SentenceTransformerTrainingArguments(
@@ -178,7 +176,7 @@ def train_encoder(
         args=arguments,
         train_dataset=rows,
         loss=contrastive_loss(encoder, config, relevant=several_relevant(rows)),
-        callbacks=[*reports.callbacks("encoder"), GivesBack()],
+        callbacks=[GivesBack()],
     )
     run_trainer(trainer, "encoder", work_folder, round(config.epochs * config.views * len(rows)))
     trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)  # else it computes in bfloat16 from now on

@@ -68,12 +68,7 @@ class SystemResult:
         }
 
 
-def table(
-    results: Sequence[SystemResult],
-    splits: Splits,
-    measures: Sequence[str],
-    more: Sequence[str] = (),
-) -> str:
+def table(results: Sequence[SystemResult], splits: Splits, measures: Sequence[str], more: Sequence[str] = ()) -> str:
     """Return a Markdown table: a row per system, a column per split with the measures, in percent.
 
     Args:

@@ -44,7 +44,7 @@ def _training_run(arguments: argparse.Namespace) -> "TrainingRun":
         collection = collection.with_pairs(arguments.pairs, **dev_cut(config))
     return TrainingRun(
         arguments.output, collection, for_collection(config, collection), arguments.device,
-        discard_updates=arguments.discard_updates, replace=arguments.replace, report_to=arguments.report_to,
+        discard_updates=arguments.discard_updates, replace=arguments.replace,
         cluster=open_cluster(arguments.cluster) if arguments.cluster else None,
     )  # fmt: skip
 
@@ -67,7 +67,5 @@ def build_parser() -> argparse.ArgumentParser:
         "HOST:PORT; every machine must see INDEX"
     )
     add("--cluster", metavar="ADDRESS", help=cluster)
-    losses = "where the losses of the trainings go; tensorboard: files in INDEX/logs"
-    add("--report-to", choices=("none", "tensorboard", "wandb"), default="none", help=losses)
     add_overwriting(arguments)
     return arguments

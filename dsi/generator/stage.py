@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from dsi.config import Config
 from dsi.contrastive.blocks import DocumentTexts, encode_blocks
 from dsi.contrastive.encoder import Encoder
-from dsi.contrastive.trainers import SILENT, Reports
 from dsi.docids.clustering import build_tree
 from dsi.docids.data.collection import Collection, MadeTexts
 from dsi.docids.files.storage import digest
@@ -61,7 +60,6 @@ class GeneratorStage:
     pseudo_queries: tuple[NDArray[np.integer], Sequence[str], str]
     folders: StageFolders
     documents: Path
-    reports: Reports = SILENT
 
     def train(self, work: Path) -> tuple[Generator, dict[str, float]]:
         """Return the trained generator, and loss, steps and seconds of its training.
@@ -81,7 +79,6 @@ class GeneratorStage:
             training,
             work,
             self.encoder if training.train_encoder else None,
-            self.reports,
             seed=config.seed,
             bf16=config.bf16,
         )

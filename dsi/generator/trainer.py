@@ -14,7 +14,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from dsi.config import TrainingConfig
 from dsi.contrastive.encoder import Encoder
-from dsi.contrastive.trainers import SILENT, FiniteTraining, Reports, run_trainer, trainer_settings
+from dsi.contrastive.trainers import FiniteTraining, run_trainer, trainer_settings
 from dsi.generator.base import Generator
 from dsi.generator.examples import DocidExamples, LengthBucketSampler
 from dsi.generator.objectives import Objective, Task, find_objective
@@ -111,7 +111,6 @@ def train_generator(
     training: TrainingConfig,
     work_folder: Path,
     encoder: Encoder | None = None,
-    reports: Reports = SILENT,
     *,
     seed: int = 0,
     bf16: bool = False,
@@ -130,7 +129,6 @@ def train_generator(
             seed=seed,
             bf16=bf16,
             use_cpu=generator.device.type == "cpu",
-            reports=reports,
         ),
         per_device_train_batch_size=training.batch_size,
         weight_decay=WEIGHT_DECAY,
@@ -146,7 +144,7 @@ def train_generator(
         args=arguments,
         train_dataset=examples,
         data_collator=examples.collate,
-        callbacks=[_Account(), *reports.callbacks("generator")],
+        callbacks=[_Account()],
     )
     # 3) the training, and its record
     run_trainer(trainer, "decoder", work_folder, round(training.epochs * len(examples)))

@@ -32,7 +32,7 @@ from dsi.search.results import SearchResult
 from dsi.search.vector_search import VectorEngine
 from dsi.store.folder.loading import index_state
 from dsi.store.folder.manifest import search_config
-from dsi.store.folder.writing import write_search_config
+from dsi.store.folder.writing import search_entries, write_entries
 from dsi.store.retriever import Retriever, keep_best_scores, load
 from dsi.store.snapshot import Snapshot
 
@@ -306,7 +306,7 @@ def is_as_configured(folder: Path, config: SearchConfig) -> bool:
 def configure(folder: Path, config: SearchConfig) -> None:
     """Make the index in `folder` search as `[search]` says, and forget how it was tuned."""
     (folder / _RECORD).unlink(missing_ok=True)
-    write_search_config(folder, config)
+    write_entries(folder, search_entries(config))
 
 
 def tune_index(folder: Path, collection: Collection, device: str | None = None) -> bool:

@@ -18,14 +18,7 @@ from dsi.search.explain.why import AnsweredQuery
 from dsi.search.hits import Document, Hit, Hits
 from dsi.search.passages import Found
 from dsi.search.queries import EncodedQueries, Queries, encoded_queries
-from dsi.search.request import (
-    SearchConfig,
-    SearchOptions,
-    SearchRequest,
-    given_options,
-    request_of_each,
-    split_options,
-)
+from dsi.search.request import SearchConfig, SearchOptions, SearchRequest, given_options, request_of_each, split_options
 from dsi.search.results import SearchResult
 from dsi.search.vector_search import VectorEngine
 from dsi.store.documents.table import DocumentTable
@@ -213,11 +206,7 @@ class Snapshot:
 
     def get(self, doc_ids: Sequence[str]) -> list[Document]:
         """Return documents as the index holds them; see `Retriever.get`."""
-        rows = self.documents.rows_of(doc_ids, "get")
-        documents = []
-        for row, values in zip(rows, self.documents.records(rows), strict=True):
-            doc_id, title, text = (values.pop(name, None) for name in COLUMNS)
-            metadata = {name: value for name, value in values.items() if value is not None}
-            digits = self.tree.digits(int(self.tree.positions[row]))
-            documents.append(Document(doc_id, title, text, metadata, digits))
-        return documents
+        rows = np.array(self.documents.rows_of(doc_ids, "get"), dtype=np.int64)
+        columns = (self.documents.values_of(name, rows[None])[0] for name in COLUMNS)
+        digits = map(self.tree.digits, self.tree.positions[rows].tolist())
+        return [Document(*own) for own in zip(*columns, self.documents.metadata_at(rows), digits, strict=True)]

@@ -16,8 +16,8 @@ how an index is searched.
 import logging
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 from dsi.config import Config, write_config
 from dsi.contrastive.blocks import DocumentTexts, giving_back, in_blocks
 from dsi.contrastive.encoder import Encoder, quiet_transformers
-from dsi.contrastive.trainers import Reports
 from dsi.contrastive.training import contrastive_rows, drawn_documents, hard_negatives, train_encoder
 from dsi.docids.data.collection import Collection, check_collection
 from dsi.docids.extensions import GENERATORS, OBJECTIVES, generator_room, package_of
@@ -44,7 +43,7 @@ from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import BM25, load_lexical
 from dsi.measuring.tuning import configure, is_as_configured, is_tuned, tune_index
 from dsi.store.folder.loading import load_encoder, load_tree
-from dsi.store.folder.manifest import FORMAT_VERSION, search_config
+from dsi.store.folder.manifest import FORMAT_VERSION, PARTS, search_config
 from dsi.store.folder.writing import generation_of, is_whole, retire, search_entries, write_manifest
 from dsi.store.learning import query_terms, query_vectors
 from dsi.store.retriever import Retriever, load
@@ -60,7 +59,6 @@ def train(
     collection: Collection, output: str | Path, *, config: str | Path | Config | None = None, encoder: Any = None,
     docids: Any = None, objective: Any = None, generator: Any = None, fusion: Any = None, device: str | None = None,
     discard_updates: bool = False, replace: bool = False, cluster: BuildingCluster | None = None,
-    report_to: str = "none",
 ) -> Retriever:  # fmt: skip
     """Train an index on a collection, tune it on the dev queries, and load it.
 
@@ -86,7 +84,6 @@ def train(
         replace: train although `output` holds an index with documents that `collection` lacks; they are lost.
         cluster: embeds and clusters the documents, block by block; all its machines see `output` under this name. The same
             files come out of any number of processes.
-        report_to: where the losses of the trainings go: "none", "tensorboard" (files in `output`/logs) or "wandb".
 
     Raises:
         FileNotFoundError: no such configuration, or a machine of the cluster does not see `output`.
@@ -94,22 +91,21 @@ def train(
         ValueError: a setting is out of range, the collection lacks something that training needs, the index in `output` was
             updated or has other documents.
         BlockingIOError: another process trains in `output`, or updates it.
-        ModuleNotFoundError: what `report_to` needs is not installed.
     """
     check_collection("train", collection)
     folder = folder_to_write(output, "output")
     hooks = {"docids": docids, "objective": objective, "generator": generator, "fusion": fusion}
     named = preflight.for_collection(preflight.with_hooks(folder, config, hooks), collection)
     chosen = preflight.with_encoder(named, encoder, folder)
-    TrainingRun(
-        folder, collection, chosen, device, discard_updates=discard_updates, replace=replace, cluster=cluster,
-        report_to=report_to,
-    ).train()  # fmt: skip
+    run = TrainingRun(
+        folder, collection, chosen, device, discard_updates=discard_updates, replace=replace, cluster=cluster
+    )
+    run.train()
     return load(output, device=device)
 
 
 class TrainingRun:
-    """The training stages of one run, with the arguments of `train`.
+    """The training of one run, with the arguments of `train`.
 
     `store`: folder in which several runs share finished stages; `embeddings`: [documents, dim] in place of the encoder's.
     """
@@ -117,7 +113,7 @@ class TrainingRun:
     def __init__(
         self, folder: Path, collection: Collection, config: Config, device: str | None = None,
         store: Path | None = None, *, discard_updates: bool = False, replace: bool = False,
-        cluster: BuildingCluster | None = None, report_to: str = "none", embeddings: NDArray[Any] | None = None,
+        cluster: BuildingCluster | None = None, embeddings: NDArray[Any] | None = None,
     ) -> None:  # fmt: skip
         self._given, self._given_digest = embeddings, "" if embeddings is None else array_digest(embeddings)
         self.folder, self.collection, self.config, self.device = folder, collection, config, device
@@ -126,136 +122,159 @@ class TrainingRun:
             cluster.check(folder)
             self.folder = folder = folder.resolve()
         self.processes = cluster.processes if cluster else launch(device)
-        self._reports = Reports(report_to, folder / "logs")
         self._stages = StageFolders(folder, store, self.processes)
         self.seconds = self._stages.seconds
         """{stage: wall time} of the stages that ran."""
         self._discard_updates, self._replace = discard_updates, replace
-        self._depth, self._is_checked, self._missing = 0, False, list[str]()
-        with self._alone():
-            pass  # refused at once
+        self._keys: dict[str, str] = {}
+        """{stage: digest of all that its output depends on}."""
 
-    def _write_config(self) -> None:
-        if self.processes.is_main:
-            write_config(self.config, self.folder / "config.toml")
+    def train(self) -> None:
+        """Run all stages, then tune the index; a line says before the work how much there is."""
+        keep_few_kernels()
+        with self._writing() as missing:
+            if missing and self.processes.is_main:
+                documents, asked = len(self.collection.documents), len(self.collection.query_texts("train"))
+                write_line(f"{documents:,} documents, {asked:,} train queries: {', '.join(missing)}")
+            self._run_stages()
+            self._tune()
 
-    def _write_config_of_no_index(self) -> None:
-        if not (self.folder / "manifest.json").exists():
-            self._write_config()
+    def run_stages(self, last: str = "memory") -> None:
+        """Run the stages that are not up to date, down to the last one; after "memory" the folder is an index."""
+        with self._writing():
+            self._run_stages(last)
 
     @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Let nobody else write to the folder of the run; each stage does so, and this keeps it from one to the next.
+    def _writing(self) -> Iterator[list[str]]:
+        """Let nobody else write to the folder of the run; yields the stages that have to run, after all checks.
 
-        When the outermost block ends well, `config.toml` holds the settings of this run.
+        All processes raise what the first one is refused for. In the end `config.toml` holds the settings of this run.
         """
-        with self._alone():
-            self._depth += 1
-            try:
-                yield
-            finally:
-                self._depth -= 1
-            if not self._depth:
-                self._write_config()
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Hold the lock of the folder; raises on all processes what the first one is refused for."""
         refusal = None
         with ExitStack() as stack:
             if self.processes.is_main:
                 try:
                     stack.enter_context(writing_to(self.folder, wait=False))
-                    if not self._depth:
-                        preflight.check_index(self.folder, self.collection, self._discard_updates, self._replace)
+                    preflight.check_index(self.folder, self.collection, self._discard_updates, self._replace)
                 except (OSError, ValueError) as error:
                     refusal = error
             if refusal := self.processes.first(refusal):
                 raise refusal
-            yield
+            stack.enter_context(quiet_transformers())
+            missing = self._check()
+            self._write_config(over_index=False)
+            yield missing
+            self._write_config()
 
-    def train(self) -> None:
-        """Run all stages, then tune the index; a line says before the work how much there is."""
-        keep_few_kernels()
-        with self.writing(), quiet_transformers():
-            self._check()
-            if self._missing and self.processes.is_main:
-                documents, asked = len(self.collection.documents), len(self.collection.query_texts("train"))
-                write_line(f"{documents:,} documents, {asked:,} train queries: {', '.join(self._missing)}")
-            self.all_stages()
-            self.tune()
+    def _check(self) -> list[str]:
+        """Return the stages that have to run, after raising what one of them would be refused for."""
+        preflight.check_settings(self.config, self.collection)
+        self._set_keys()
+        finished = self.processes.first(
+            {stage: self._stages.find(stage, key) for stage, key in self._keys.items()}
+            if self.processes.is_main
+            else {}
+        )
+        missing = [stage for stage, folder in finished.items() if folder is None]
+        if missing:
+            trained = finished["encoder"]
+            encoder = Encoder.load(self.config.encoder, trained, self.device)
+            if trained is None:
+                preflight.check_storable(self.config.encoder.name, encoder, self.processes)
+            preflight.check_encoder(self.config, encoder)
+        return missing
 
-    def all_stages(self) -> None:
-        """Run the stages that are not up to date, in order."""
-        with self.writing():
-            self.generate_queries()
-            self.train_encoder()
-            self.build_docids()
-            self.finish()
+    def _set_keys(self) -> None:
+        """Digest what each stage depends on: the collection, its settings, files and code, and the stages before it."""
+        self._keys = {}
+        for stage in enabled_stages(self.config):
+            earlier = [self._keys[name] for name in needed_stages(stage, self.config)]
+            settings = [*setting_values(stage, self.config), *preflight.model_sums(self.config, STAGES[stage].settings)]
+            is_as_made = stage == "encoder" and self.config.contrastive.loss == "none"
+            texts = "" if is_as_made else self.collection.digest
+            version = [FORMAT_VERSION] if STAGES[stage].is_versioned else []
+            self._keys[stage] = digest([stage, settings, earlier, texts, self._sources(stage), *version])
 
-    def tune(self) -> None:
-        """Choose the fusion weights of the finished index on the dev queries, unless `config.dev_queries` is 0.
-
-        Where they give train queries no weight, the index keeps none, and is tuned without them.
-        """
-        with self.writing():
-            self._tune()
-            if not self.processes.first(self.processes.is_main and self._has_idle_queries()):
-                return
-            if self.processes.is_main:
-                write_line(
-                    "Train queries do not help dev queries, so the index keeps none: memory.train_queries = false."
-                )
-            self.config = self.config.with_changes({"memory": {"train_queries": False}})
-            self._remember()
-            self._finish()
-            self._tune()
-
-    def _tune(self) -> None:
-        if self.config.dev_queries and self.processes.is_main and not is_tuned(self.folder):
-            started = time.perf_counter()
-            if tune_index(self.folder, self.collection, self.device):
-                self.seconds["tuning"] = time.perf_counter() - started
-        self.processes.wait()
-
-    def _has_idle_queries(self) -> bool:
-        """True if the index holds train queries that a tuning has given no weight."""
+    def _sources(self, stage: str) -> str:
+        """Return what a stage reads beside the collection, settings and earlier stages: files, arrays, code of others."""
         config = self.config
-        kept = config.memory.train_queries and not config.generator.exists and self.collection.pairs("train")
-        tuned = kept and is_tuned(self.folder)
-        return bool(tuned) and search_config(read_record(self.folder / "manifest.json")).memory_weight == 0
+        if stage == "docids":
+            return sources_digest(config.docids, self.collection) + self._given_digest
+        if stage == "generator":
+            objective, tokens = config.training.objective, config.generator.docid_tokens
+            return package_of(OBJECTIVES, objective) + package_of(GENERATORS, tokens)
+        return ""
 
-    def generate_queries(self) -> None:
-        """Run stage `pseudo_queries`."""
-        if self.config.pseudo_queries.method == "none":
+    def _write_config(self, *, over_index: bool = True) -> None:
+        if self.processes.is_main and (over_index or not (self.folder / "manifest.json").exists()):
+            write_config(self.config, self.folder / "config.toml")
+
+    # Stages.
+
+    def _run_stages(self, last: str = "memory") -> None:
+        """Run the stages of the configuration, in order; a part of the index that it has none of is removed."""
+        names = [*STAGES]
+        for name in names[: names.index(last) + 1]:
+            if name in self._keys:
+                self._run_stage(name)
+            elif name in PARTS:
+                self._drop(name)
+        if last == "memory":
+            self._finish()
+
+    def _run_stage(self, name: str) -> None:
+        """Run a stage unless it is up to date."""
+        makers = {
+            "pseudo_queries": self._make_queries,
+            "encoder": self._make_encoder,
+            "docids": self._make_docids,
+            "lexical": self._make_lexical,
+            "generator": self._make_generator,
+            "memory": self._make_memory,
+        }
+        with self._stages.stage(name, self._keys[name], needed_stages(name, self.config)) as has_to_run:
+            if has_to_run:
+                makers[name]()
+        self._write_config(over_index=False)
+
+    def _work(self, stage: str) -> Path:
+        """Return the folder for what a killed stage needs to go on."""
+        return self._stages.work(stage, self._keys[stage])
+
+    def _output(self, stage: str) -> AbstractContextManager[Path]:
+        """Return what gives the folder that the first process writes a stage's output into."""
+        return self._stages.writing(stage, self._keys[stage])
+
+    def _drop(self, part: str) -> None:
+        """Remove a part that the index is configured without."""
+        if self.processes.is_main and (self.folder / part).exists():
+            retire(self.folder)
+            shutil.rmtree(self.folder / part)
+
+    def _make_queries(self) -> None:
+        if not self.processes.is_main:
             return
-        with self._stage("pseudo_queries") as key:
-            if not key or not self.processes.is_main:
-                return
-            with generator_room():
-                from dsi.generator.pseudo_queries import generate_queries
-            work = self._stages.work("pseudo_queries", key)
-            held_out = [*self.collection.query_texts("dev").values(), *self.collection.query_texts("test").values()]
-            generate_queries(
-                self.collection.documents, self.config.pseudo_queries, work / "queries.jsonl",
-                held_out=held_out, seed=self.config.seed, device=self.device,
-            )  # fmt: skip
-            with self._stages.writing("pseudo_queries", key) as folder:
-                shutil.copy(work / "queries.jsonl", folder / "queries.jsonl")
+        with generator_room():
+            from dsi.generator.pseudo_queries import generate_queries
+        made = self._work("pseudo_queries") / "queries.jsonl"
+        held_out = [*self.collection.query_texts("dev").values(), *self.collection.query_texts("test").values()]
+        generate_queries(
+            self.collection.documents, self.config.pseudo_queries, made,
+            held_out=held_out, seed=self.config.seed, device=self.device,
+        )  # fmt: skip
+        with self._output("pseudo_queries") as folder:
+            shutil.copy(made, folder / "queries.jsonl")
 
-    def train_encoder(self) -> None:
-        """Run stage `encoder`: contrastive pre-training; with loss "none" the encoder is kept as it is."""
-        with self._stage("encoder") as key:
-            if not key:
-                return
-            encoder = Encoder.load(self.config.encoder, device=self.device)
-            config, work = self.config.contrastive, self._stages.work("encoder", key)
-            if config.loss != "none":
-                rows = self._contrastive_rows(encoder)
-                train_encoder(encoder, rows, config, work, self._reports, seed=self.config.seed, bf16=self.config.bf16)
-            if self.processes.is_main:
-                with self._stages.writing("encoder", key) as folder:
-                    encoder.save(folder)
+    def _make_encoder(self) -> None:
+        """Pre-train the encoder by contrast; with loss "none" it is kept as it is."""
+        encoder = Encoder.load(self.config.encoder, device=self.device)
+        config, work = self.config.contrastive, self._work("encoder")
+        if config.loss != "none":
+            rows = self._contrastive_rows(encoder)
+            train_encoder(encoder, rows, config, work, seed=self.config.seed, bf16=self.config.bf16)
+        if self.processes.is_main:
+            with self._output("encoder") as folder:
+                encoder.save(folder)
 
     def _contrastive_rows(self, encoder: Encoder) -> datasets.Dataset:
         queries, count, negatives = train_queries(self.collection, encoder), self.config.contrastive.negatives, None
@@ -273,30 +292,26 @@ class TrainingRun:
             negatives = hard_negatives(words, queries, count, own=own, given=given, seed=self.config.seed)
         return contrastive_rows(DocumentTexts(encoder, self.collection.documents), queries, negatives)
 
-    def build_docids(self) -> None:
-        """Run stage `docids`: embed the documents and cluster them."""
-        config = self.config.docids
-        with self._stage("docids", sources_digest(config, self.collection) + self._given_digest) as key:
-            if not key:
-                return
-            encoder = self.encoder()
-            vectors = self._vectors(encoder)
-            if self.processes.is_main:
-                vectors.tell_cut()
-                if len(vectors.texts) > len(self.collection.documents):
-                    write_line(pieces_line(np.bincount(vectors.texts.rows)))
-            documents = vectors.embeddings()
-            read = scheme_input(
-                self.collection, encoder, config, documents, processes=self.processes,
-                checkpoint=self.config.docid_tokenizer, seed=self.config.seed, pieces=vectors.texts,
-            )  # fmt: skip
-            docids = make_docids(read)
-            if not self.processes.is_main:
-                return
-            with self._stages.writing("docids", key) as folder:
+    def _make_docids(self) -> None:
+        """Embed the documents and cluster them."""
+        config, encoder = self.config, self.encoder()
+        vectors = self._vectors(encoder)
+        if self.processes.is_main:
+            vectors.tell_cut()
+            if len(vectors.texts) > len(self.collection.documents):
+                write_line(pieces_line(np.bincount(vectors.texts.rows)))
+        documents = vectors.embeddings()
+        docids = make_docids(
+            scheme_input(
+                self.collection, encoder, config.docids, documents, processes=self.processes,
+                checkpoint=config.docid_tokenizer, seed=config.seed, pieces=vectors.texts,
+            )
+        )  # fmt: skip
+        if self.processes.is_main:
+            with self._output("docids") as folder:
                 save_docids_stage(
-                    docids, documents, self.collection.documents, folder, self.config.vectors, config.most_pieces,
-                    vectors.texts.spans, vectors.tokens(documents), text_megabytes=self.config.text_megabytes,
+                    docids, documents, self.collection.documents, folder, config.vectors, config.docids.most_pieces,
+                    vectors.texts.spans, vectors.tokens(documents), text_megabytes=config.text_megabytes,
                 )  # fmt: skip
 
     def _vectors(self, encoder: Encoder) -> DocumentVectors:
@@ -306,44 +321,46 @@ class TrainingRun:
             shared=self._stages.store is not None, given=self._given,
         )  # fmt: skip
 
-    def _drop(self, part: str) -> None:
-        """Remove a part that the index is configured without."""
-        if self.processes.is_main and (self.folder / part).exists():
-            retire(self.folder)
-            shutil.rmtree(self.folder / part)
+    def _make_lexical(self) -> None:
+        if self.processes.is_main:
+            doc_ids, texts = self.collection.documents["doc_id"], self.collection.full_texts()
+            lexical = BM25(doc_ids, texts, language=self.config.lexical.language)
+            with self._output("lexical") as folder:
+                lexical.save(folder)
 
-    def finish(self) -> None:
-        """Run stages `lexical`, `generator` and `memory`, then finish the index."""
-        with self.writing():
-            self._build_lexical()
-            self._train_generator()
-            self._remember()
-            self._finish()
+    def _make_generator(self) -> None:
+        with generator_room():
+            from dsi.generator.stage import GeneratorStage
+        config, encoder = self.config, self.encoder()
+        queries = (*self.pseudo_queries(), self._keys.get("pseudo_queries", ""))
+        stage = GeneratorStage(
+            config, self.collection, encoder, self.tree(), queries, self._stages, self._vectors(encoder).folder
+        )
+        generator, record = stage.train(self._work("generator"))
+        if self.processes.is_main:
+            with self._output("generator") as folder:
+                generator.save_pretrained(str(folder))
+                write_json(folder / "training.json", record)
+                if config.training.train_encoder:
+                    encoder.save(folder / "encoder")
 
-    def _train_generator(self) -> None:
-        """Run stage `generator`; without a generator none is left in the folder."""
-        config = self.config
-        if not config.generator.exists:
-            self._drop("generator")
+    def _make_memory(self) -> None:
+        """Learn the train queries and their documents, as the index's encoder reads them."""
+        if not self.processes.is_main:
             return
-        code = package_of(OBJECTIVES, config.training.objective) + package_of(GENERATORS, config.generator.docid_tokens)
-        with self._stage("generator", code) as key:
-            if not key:
-                return
-            with generator_room():
-                from dsi.generator.stage import GeneratorStage
-            encoder, queries = self.encoder(), (*self.pseudo_queries(), self._stages.key("pseudo_queries"))
-            stage = GeneratorStage(
-                config, self.collection, encoder, self.tree(), queries, self._stages, self._vectors(encoder).folder,
-                self._reports,
-            )  # fmt: skip
-            generator, record = stage.train(self._stages.work("generator", key))
-            if self.processes.is_main:
-                with self._stages.writing("generator", key) as folder:
-                    generator.save_pretrained(str(folder))
-                    write_json(folder / "training.json", record)
-                    if config.training.train_encoder:
-                        encoder.save(folder / "encoder")
+        memory, wanted = QueryMemory(self.config.memory), self.config.memory.train_queries
+        pairs = self.collection.pairs("train") if wanted and not self.config.generator.exists else []
+        if pairs:
+            encoder = load_encoder(self.folder, self.config.encoder, self.device)
+            known, vectors = query_vectors(encoder, [self.collection.queries[query_id] for query_id, _ in pairs])
+            pairs = [pairs[number] for number in known]
+        if pairs:
+            queries = [self.collection.queries[query_id] for query_id, _ in pairs]
+            lexical = load_lexical(self.folder / "lexical", self.collection.documents["doc_id"])
+            rows, terms = np.array([row for _, row in pairs]), query_terms(lexical, queries)
+            memory = memory.learn(queries, rows, vectors, terms=terms)
+        with self._output("memory") as folder:
+            memory.save(folder)
 
     def _finish(self) -> None:
         """Write the manifest if it is missing or does not fit the files or `[search]`; the index has to be tuned then."""
@@ -359,59 +376,34 @@ class TrainingRun:
                 logger.info("search: as [search] says now")
         self.processes.wait()
 
-    def _build_lexical(self) -> None:
-        config = self.config.lexical
-        if config.model == "none":
-            self._drop("lexical")
+    # Tuning.
+
+    def _tune(self) -> None:
+        """Choose the weights of the finished index; where train queries get none, it is tuned again without them."""
+        self._tune_once()
+        if not self.processes.first(self.processes.is_main and self._has_idle_queries()):
             return
-        with self._stage("lexical") as key:
-            if not key or not self.processes.is_main:
-                return
-            doc_ids, texts = self.collection.documents["doc_id"], self.collection.full_texts()
-            lexical = BM25(doc_ids, texts, language=config.language)
-            with self._stages.writing("lexical", key) as folder:
-                lexical.save(folder)
+        if self.processes.is_main:
+            write_line("Train queries do not help dev queries, so the index keeps none: memory.train_queries = false.")
+        self.config = self.config.with_changes({"memory": {"train_queries": False}})
+        self._set_keys()
+        self._run_stage("memory")
+        self._finish()
+        self._tune_once()
 
-    def _remember(self) -> None:
-        """Run stage `memory`: the train queries and their documents, as the index's encoder reads them."""
-        with self._stage("memory") as key:
-            if not key or not self.processes.is_main:
-                return
-            memory, wanted = QueryMemory(self.config.memory), self.config.memory.train_queries
-            pairs = self.collection.pairs("train") if wanted and not self.config.generator.exists else []
-            if pairs:
-                encoder = load_encoder(self.folder, self.config.encoder, self.device)
-                known, vectors = query_vectors(encoder, [self.collection.queries[query_id] for query_id, _ in pairs])
-                pairs = [pairs[number] for number in known]
-            if pairs:
-                queries = [self.collection.queries[query_id] for query_id, _ in pairs]
-                lexical = load_lexical(self.folder / "lexical", self.collection.documents["doc_id"])
-                rows, terms = np.array([row for _, row in pairs]), query_terms(lexical, queries)
-                memory = memory.learn(queries, rows, vectors, terms=terms)
-            with self._stages.writing("memory", key) as folder:
-                memory.save(folder)
+    def _tune_once(self) -> None:
+        if self.config.dev_queries and self.processes.is_main and not is_tuned(self.folder):
+            started = time.perf_counter()
+            if tune_index(self.folder, self.collection, self.device):
+                self.seconds["tuning"] = time.perf_counter() - started
+        self.processes.wait()
 
-    # Checks before the first write.
-
-    def _check(self) -> None:
-        """Raise what a stage that has to run would be refused for."""
-        if self._is_checked:
-            return
-        preflight.check_settings(self.config, self.collection)
-        docid_sources, keys = sources_digest(self.config.docids, self.collection) + self._given_digest, dict[str, str]()
-        for stage in enabled_stages(self.config):
-            keys[stage] = self._key(stage, docid_sources if stage == "docids" else "", keys)
-        finished = self.processes.first(
-            {stage: self._stages.find(stage, key) for stage, key in keys.items()} if self.processes.is_main else {}
-        )
-        self._missing = [stage for stage, folder in finished.items() if folder is None]
-        if self._missing:
-            trained = finished["encoder"]
-            encoder = Encoder.load(self.config.encoder, trained, self.device)
-            if trained is None:
-                preflight.check_storable(self.config.encoder.name, encoder, self.processes)
-            preflight.check_encoder(self.config, encoder)
-        self._is_checked = True
+    def _has_idle_queries(self) -> bool:
+        """True if the index holds train queries that a tuning has given no weight."""
+        config = self.config
+        kept = config.memory.train_queries and not config.generator.exists and self.collection.pairs("train")
+        tuned = kept and is_tuned(self.folder)
+        return bool(tuned) and search_config(read_record(self.folder / "manifest.json")).memory_weight == 0
 
     # Outputs of earlier stages.
 
@@ -431,25 +423,3 @@ class TrainingRun:
             from dsi.generator.pseudo_queries import read_queries_table
         table, rows = read_queries_table(self.folder / "pseudo_queries" / "queries.jsonl"), self.collection.rows
         return np.fromiter((rows[doc_id] for doc_id in in_blocks(table["doc_id"])), dtype=np.int64), table["text"]
-
-    def _key(self, stage: str, extra: str, keys: Mapping[str, str] | None = None) -> str:
-        """Return a digest of everything a stage's output depends on: collection, config, the keys of earlier stages."""
-        earlier = [
-            self._stages.key(name) if keys is None else keys.get(name, "") for name in needed_stages(stage, self.config)
-        ]
-        settings = [*setting_values(stage, self.config), *preflight.model_sums(self.config, STAGES[stage].settings)]
-        version = [FORMAT_VERSION] if STAGES[stage].is_versioned else []
-        is_as_made = stage == "encoder" and self.config.contrastive.loss == "none"
-        texts = "" if is_as_made else self.collection.digest
-        return digest([stage, settings, earlier, texts, extra, *version])
-
-    @contextmanager
-    def _stage(self, name: str, extra: str = "") -> Iterator[str]:
-        """Yield the stage's key if it has to run, "" if it is up to date."""
-        with self.writing():
-            self._check()
-            self._write_config_of_no_index()
-            key = self.processes.first(self._key(name, extra))
-            with self._stages.stage(name, key, needed_stages(name, self.config)) as has_to_run:
-                yield key if has_to_run else ""
-            self._write_config_of_no_index()

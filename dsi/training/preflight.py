@@ -114,7 +114,7 @@ def check_apart(folder: Path, source: str | Path) -> None:
 def _check_run(folder: Path) -> None:
     """Raise FileExistsError if a folder that is not a run holds a name that training would replace."""
     names = [name for name in ("pseudo_queries", *PARTS, "states", "checkpoints") if (folder / name).exists()]
-    marks = [folder / name for name in ("manifest.json", "threads.json", *(f"{name}/stage.json" for name in names))]
+    marks = [folder / name for name in ("manifest.json", *(f"{name}/stage.json" for name in names))]
     if any(mark.exists() for mark in marks):
         return
     if (folder / "config.toml").exists():

@@ -17,10 +17,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
-from threadpoolctl import threadpool_limits
 
 from dsi.config import Config
 from dsi.docids.files.processes import Processes
@@ -33,7 +31,6 @@ from dsi.docids.files.storage import (
     naming_full_disk,
     recover_folder,
     replace_folder,
-    write_json,
     writing_to,
 )
 from dsi.store.folder.manifest import PARTS
@@ -42,7 +39,6 @@ from dsi.store.folder.writing import retire
 logger = logging.getLogger(__name__)
 
 _RECORD = "stage.json"
-_MOST_THREADS = 1_024
 _LONG = 5.0
 """Seconds of work after which memory is freed before the next stage."""
 
@@ -64,10 +60,7 @@ STAGES = {
         is_versioned=True,
     ),
     "lexical": Inputs(("lexical",), is_versioned=True),
-    "generator": Inputs(
-        ("seed", "bf16", "generator", "training"),
-        ("docids", "pseudo_queries"),
-    ),
+    "generator": Inputs(("seed", "bf16", "generator", "training"), ("docids", "pseudo_queries")),
     "memory": Inputs(("memory",), ("encoder", "lexical", "generator"), is_versioned=True),
 }
 """{stage: its inputs}; embeddings depend on the encoder and the texts alone (see `dsi.training.embedding`)."""
@@ -132,7 +125,6 @@ class StageFolders:
             if has_to_run:
                 stack.enter_context(stage_line(name, enabled=self.processes.is_main))
                 stack.enter_context(naming_full_disk(self.folder))
-                stack.enter_context(self._same_threads())
                 if time.perf_counter() - self._freed > _LONG:
                     free_memory()  # it takes half a second
                     self._freed = time.perf_counter()
@@ -168,39 +160,18 @@ class StageFolders:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    @contextmanager
-    def _same_threads(self) -> Iterator[None]:
-        """Compute on as many threads as the run began with: another number changes the last bits of sums, and so the files."""
-        path, now = self.folder / "threads.json", torch.get_num_threads()
-        recorded = read_record(path).get("threads", 0)
-        is_known = type(recorded) is int and 0 < recorded <= _MOST_THREADS
-        threads = self.processes.first(recorded if is_known else now)
-        if self.processes.is_main and not is_known:
-            write_json(path, {"threads": threads})
-        if threads != now:
-            logger.info("computing on %d threads, as this run began; delete %s to take %d", threads, path, now)
-        torch.set_num_threads(threads)
-        try:
-            with threadpool_limits(threads):
-                yield
-        finally:
-            torch.set_num_threads(now)
+    def find(self, name: str, key: str, needed: Mapping[str, str] | None = None) -> Path | None:
+        """Return the folder of the run or of the store that holds the undamaged output with a key, None if neither does.
 
-    def key(self, name: str) -> str:
-        """Return the key of the output on disk, "" if there is none."""
-        return str(_record(self.folder / name).get("key", ""))
-
-    def find(self, name: str, key: str) -> Path | None:
-        """Return the folder of the run or of the store that holds the undamaged output with a key, None if neither does."""
-        return next((folder for folder in self._places(name, key) if _is_intact(folder, key)), None)
-
-    def _places(self, name: str, key: str) -> list[Path]:
-        return [self.folder / name, *([self.store / name / key[:16]] if self.store else [])]
+        `needed`: {earlier stage: digest of the output that it was made from}, if that counts too.
+        """
+        places = [self.folder / name, *([self.store / name / key[:16]] if self.store else [])]
+        return next((folder for folder in places if _is_intact(folder, key, needed)), None)
 
     def _is_done(self, name: str, key: str) -> bool:
         """True if the output is there, made from these outputs of earlier stages; perhaps now from the store."""
         recover_folder(self.folder / name)
-        found = next((own for own in self._places(name, key) if _is_intact(own, key, self._needed[name])), None)
+        found = self.find(name, key, self._needed[name])
         if found and found != self.folder / name:
             with replace_folder(self.folder / name) as folder:
                 link_files(found, folder)
@@ -227,12 +198,6 @@ class StageFolders:
         return digest(record["files"]) if record else ""
 
 
-def stage_seconds(folder: Path) -> dict[str, float]:
-    """Return {stage: wall time of the run that finished it} for the finished stages in a run's folder."""
-    records = {stage: _record(folder / stage) for stage in STAGES}
-    return {stage: record["seconds"] for stage, record in records.items() if record}
-
-
 def _record(folder: Path) -> dict[str, Any]:
     """Return the record of a stage's output; empty if there is none that can be read whole."""
     record = read_record(folder / _RECORD)
@@ -240,7 +205,7 @@ def _record(folder: Path) -> dict[str, Any]:
     return record if all(isinstance(record.get(name), kind) for name, kind in kinds.items()) else {}
 
 
-def _is_intact(folder: Path, key: str, needed: Mapping[str, str] | None = None) -> bool:
+def _is_intact(folder: Path, key: str, needed: Mapping[str, str] | None) -> bool:
     """True if a folder holds the output with this key as it was written, made from the outputs `needed` of earlier stages."""
     record = _record(folder)
     if record.get("key") != key or needed not in (None, record["needs"]):

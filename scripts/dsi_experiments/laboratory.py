@@ -27,6 +27,7 @@ from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.data.collection import Collection, MadeTexts, read_collection
 from dsi.docids.data.identical import most_identical, without_identical
+from dsi.docids.files.reading import read_record
 from dsi.docids.files.storage import digest
 from dsi.docids.schemes import DocidsConfig, make_docids
 from dsi.docids.schemes.file import write_docids
@@ -48,7 +49,7 @@ from dsi.store.retriever import Retriever, load
 from dsi.training.docids_stage import scheme_input
 from dsi.training.embedding import DocumentVectors
 from dsi.training.pipeline import TrainingRun
-from dsi.training.stages import launch, stage_seconds
+from dsi.training.stages import STAGES, launch
 from dsi_experiments.rows import Rows, write_table
 from dsi_experiments.tables import Row, t5_of
 
@@ -195,7 +196,7 @@ class Laboratory:
         """The trained index of a configuration; the last one stays in memory."""
         if self._index is None or self._index[0] != config:
             run = self._training(config)
-            run.all_stages()
+            run.run_stages()
             retriever = load(run.folder, device=self.device)
             self._index = config, IndexRuns(self.collection, retriever, self.processes)
         return self._index[1]
@@ -203,9 +204,7 @@ class Laboratory:
     def tree(self, config: Config) -> DocidTree:
         """The docids of a configuration; no decoder is trained."""
         run = self._training(config)
-        run.generate_queries()
-        run.train_encoder()
-        run.build_docids()
+        run.run_stages("docids")
         return run.tree()
 
     def clustered_on(self, points: str, config: Config) -> Config:
@@ -233,8 +232,7 @@ class Laboratory:
         """The encoder, and the mean of its embeddings of each document, its train queries and its pseudo-queries."""
         config = _of_whole(config)
         run, pairs = self._training(config), self.collection.pairs("train")
-        run.generate_queries()
-        run.train_encoder()
+        run.run_stages("encoder")
         encoder, (pseudo_rows, pseudo) = run.encoder(), run.pseudo_queries()
         texts = [*(self.collection.queries[query_id] for query_id, _ in pairs), *pseudo]
         rows = np.array([*(row for _, row in pairs), *pseudo_rows], dtype=np.int64)
@@ -273,7 +271,8 @@ class Laboratory:
 
     def _seconds(self, config: Config) -> dict[str, float]:
         """{stage: seconds}, those of a training of the decoder from its first step, however often it was killed."""
-        seconds = stage_seconds(self._folder(config))
+        records = {stage: read_record(self._folder(config) / stage / "stage.json") for stage in STAGES}
+        seconds = {stage: record["seconds"] for stage, record in records.items() if record}
         if "generator" in seconds:
             seconds["generator"] = max(seconds["generator"], round(self.training(config)["seconds"], 1))
         return seconds

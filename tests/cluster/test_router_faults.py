@@ -13,9 +13,10 @@ import dsi
 from dsi.cluster.cluster import Cluster, serve_shards
 from dsi.cluster.shards import Shard
 from dsi.docids.files import reading
+from dsi.measuring.tuning import configure
 from dsi.search.results import ShardError
 from dsi.store.folder.loading import index_state
-from dsi.store.folder.writing import ChangedError, write_search_config
+from dsi.store.folder.writing import ChangedError
 from tests.support.clusters import alone, collection, ray, runs, texts_of  # noqa: F401 - fixtures
 
 pytest_plugins = ("tests.support.ray_cluster",)
@@ -233,7 +234,7 @@ def test_a_tuning_keeps_the_shards_and_is_saved(run, local, collection, tmp_path
 def test_a_tuning_on_disk_comes_with_the_next_update(run, local):
     with serve(run, local) as served:
         tuned = replace(served.search_config, beam_width=7)
-        write_search_config(run, tuned)
+        configure(run, tuned)
         served.add([NEW])
         assert served.search_config == tuned == alone(run).search_config
 

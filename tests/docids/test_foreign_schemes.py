@@ -37,11 +37,11 @@ def trained(beir, tmp_path, sentence_t5_folder, t5_folder):
 def test_docids_are_made_again_for_another_version_of_the_package(trained, tmp_path):
     _, run = trained
     run.seconds.clear()
-    run.build_docids()
+    run.run_stages("docids")
     assert not run.seconds
     with pytest.MonkeyPatch.context() as patch:
         install(tmp_path / "site", patch, "2.0", letters="own_letters:make")
-        run.build_docids()
+        run.run_stages("docids")
         assert run.seconds.keys() == {"docids"}
         assert sources_digest(run.config.docids, run.collection) == "foreign 2.0"
         assert sources_digest(dsi.Config().docids, run.collection) == ""

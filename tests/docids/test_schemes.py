@@ -643,9 +643,9 @@ def test_an_index_of_a_file_is_trained_searched_and_updated_and_made_again_if_th
     first = run.tree().fingerprint
     rows = path.read_text().splitlines(keepends=True)
     path.write_text("".join([f"{doc_ids[0]}\t99\n", *rows[1:]]))
-    run.build_docids()
+    run.run_stages("docids")
     assert run.tree().fingerprint != first
-    run.all_stages()
+    run.run_stages()
     check_updates(run.folder)
 
 

@@ -113,8 +113,8 @@ def test_an_index_is_trained_again_with_another_version_of_the_package(
     run = TrainingRun(tmp_path / "run", dsi.read_collection(beir()), read_config(config), "cpu")
     run.train()
     run.seconds.clear()
-    run.finish()
+    run.run_stages()
     assert "generator" not in run.seconds
     install(package, monkeypatch, "2.0", OBJECTIVES, smooth="smooth:Smooth")
-    run.finish()
+    run.run_stages()
     assert "generator" in run.seconds

@@ -320,8 +320,7 @@ def test_every_piece_is_trained_with_its_own_place_and_every_query_with_the_near
     )  # fmt: skip
     collection = dsi.read_collection(beir())
     run = TrainingRun(tmp_path / "run", collection, read_config(config), "cpu")
-    run.train_encoder()
-    run.build_docids()
+    run.run_stages("docids")
     encoder, tree = run.encoder(), run.tree()
     pieces = DocumentTexts(encoder, collection.documents, 2)
     nothing = (np.empty(0, dtype=int), [], "")

@@ -383,7 +383,7 @@ ADVICE = (
     "It is a vulnerability if", "[What is promised]", "It is made to stand", "- **It does not check**", "It has no TLS",
     "What an agent does", "A folder of files that is indexed is read",
     "- **In front of it**", "On a writable server it lets", "The token can add", "The sums in the manifest show",
-    "An index that you push tells", "Nothing that you did not ask for.", "`--report-to wandb` sends losses.",
+    "An index that you push tells", "Nothing that you did not ask for.",
 )  # fmt: skip
 """How sentences of SECURITY.md begin that promise nothing."""
 

@@ -218,7 +218,7 @@ def test_a_decoder_that_does_not_fit_the_encoder_is_refused_before_it_is_trained
     monkeypatch.setattr(pipeline, "train_encoder", lambda *_, **__: pytest.fail("the encoder was trained"))
     changes = {"generator": generator}
     with pytest.raises(error, match=message) as raised:
-        TrainingRun(tmp_path / "run", dsi.read_collection(beir()), settings.with_changes(changes), "cpu").all_stages()
+        TrainingRun(tmp_path / "run", dsi.read_collection(beir()), settings.with_changes(changes), "cpu").run_stages()
     assert "\n" not in str(raised.value)
 
 

@@ -531,7 +531,7 @@ def test_saving_over_an_index_keeps_rerankers_and_other_files(retriever, tmp_pat
     (run / "notes.txt").write_text("mine")
     (run / "notes.txt").chmod(0o600)
     (run / ".gitattributes").write_text("mine")
-    for name in ("pseudo_queries", "docids-2", "logs"):
+    for name in ("pseudo_queries", "docids-2"):
         (run / name).mkdir()
     (run / "config.toml").write_text("seed = 1")
     Retriever(retriever.snapshot).save(run)  # which does not know the folder

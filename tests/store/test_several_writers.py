@@ -19,9 +19,10 @@ from dsi.commands.main import main
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.reading import MappedFile, read_while_unchanged
 from dsi.docids.files.storage import beside, writing_to
+from dsi.measuring.tuning import configure
 from dsi.store.folder import loading
 from dsi.store.folder.manifest import MOST_GENERATIONS
-from dsi.store.folder.writing import ChangedError, write_search_config
+from dsi.store.folder.writing import ChangedError
 from dsi.training import pipeline
 from tests.support.kills import fork, status_of
 from tests.support.small_index import DOCUMENTS, QUERIES, small_index
@@ -291,16 +292,17 @@ def test_only_one_of_the_processes_of_a_training_takes_the_folder(
 
     with ThreadPoolExecutor(1) as pool, writing_to(tmp_path / "run"):
         monkeypatch.setattr(pipeline, "launch", lambda _: second(None))
-        pool.submit(pipeline.TrainingRun, *arguments).result()
+        run = pipeline.TrainingRun(*arguments)
+        pool.submit(run._writing().__enter__).result()
         monkeypatch.setattr(pipeline, "launch", lambda _: second(BlockingIOError("somebody writes")))
         with pytest.raises(BlockingIOError, match="somebody writes"):
-            pipeline.TrainingRun(*arguments)
+            pipeline.TrainingRun(*arguments).train()
 
 
 def test_a_thread_may_write_to_what_it_writes_to(run):
     config = load(run).search_config
     with writing_to(run), writing_to(run, wait=False):
-        write_search_config(run, config)
+        configure(run, config)
         with ThreadPoolExecutor(1) as pool, pytest.raises(BlockingIOError, match=f"process {os.getpid()} "):
             pool.submit(writing_to(run, wait=False).__enter__).result()
     with writing_to(run, wait=False):

@@ -21,9 +21,9 @@ from dsi import Hits, Retriever, SearchConfig
 from dsi.commands.main import main
 from dsi.docids.updating import add_documents, remove_documents
 from dsi.docids.words.bm25 import BM25
+from dsi.measuring.tuning import configure
 from dsi.search.request import SearchRequest
 from dsi.store import updating
-from dsi.store.folder.writing import write_search_config
 from dsi.store.retriever import load
 from tests.support.kills import fork, status_of
 from tests.support.small import (
@@ -274,7 +274,7 @@ def test_all_documents_can_be_replaced_by_one_command(retriever, tmp_path, capsy
 def test_a_tuning_meanwhile_is_not_undone(retriever, tmp_path):
     retriever.save(tmp_path / "run")
     loaded = load(tmp_path / "run", device="cpu")
-    write_search_config(tmp_path / "run", replace(loaded.search_config, beam_width=99))
+    configure(tmp_path / "run", replace(loaded.search_config, beam_width=99))
     for index in (retriever, loaded):
         index.save(tmp_path / "run")  # there is nothing to write
         index.search_config = replace(index.search_config, beam_width=7)
@@ -292,7 +292,7 @@ def test_a_search_config_is_written_to_every_folder_that_the_index_was_saved_to(
     retriever.save(tmp_path / "first")
     assert load(tmp_path / "first", device="cpu").search_config.beam_width == 7
     retriever.save(tmp_path / "second")
-    write_search_config(tmp_path / "first", replace(retriever.search_config, beam_width=99))  # by somebody else
+    configure(tmp_path / "first", replace(retriever.search_config, beam_width=99))  # by somebody else
     retriever.add(DOCUMENTS[50:51])
     retriever.save(tmp_path / "first")
     (first, second) = (load(tmp_path / name, device="cpu") for name in ("first", "second"))

@@ -163,7 +163,7 @@ def test_texts_of_documents_are_never_in_memory_all(
     monkeypatch.setattr(Encoder, "cut", documents)
     monkeypatch.setattr(MadeTexts, "between", queries)
     run = TrainingRun(tmp_path / "run", read_collection(beir()), Config().with_changes(settings), device="cpu")
-    run.all_stages()
+    run.run_stages()
     assert max(read) == 8
     assert sum(read) > 3 * 40
     assert load(tmp_path / "run", device="cpu").search("neon", k=3)
@@ -360,7 +360,7 @@ def test_an_update_between_the_stages_of_a_training_is_not_dropped(config, beir,
     retriever.remove(["neon"])
     retriever.save(trained)
     for _ in range(2):
-        for stage in (training.all_stages, training.build_docids, training.finish, training.tune):
+        for stage in (training.run_stages, training.train):
             with pytest.raises(ValueError, match="was updated since it was trained"):
                 stage()
         retriever.save(trained)  # without the generations on disk
@@ -408,19 +408,17 @@ def test_several_processes_do_what_one_does(processes, beir, tmp_path, sentence_
         dev_queries=0,  # what evaluate and reproduce choose on dev is compared
     )
     shared = halved(config, processes)
-    whole = tmp_path / "whole.toml"
-    whole.write_text(
-        shared.read_text()
-        .replace("train_encoder = false", "train_encoder = true")
-        .replace("epochs = 6.0", "epochs = 3.0")
-    )
+    decoder, whole, read = tmp_path / "decoder.toml", tmp_path / "whole.toml", read_config(config)
+    part = {"batch_size": read.training.batch_size // processes}
+    write_config(read.with_changes({"training": part}), decoder)
+    write_config(read.with_changes({"training": {**part, "train_encoder": True, "epochs": 3.0}}), whole)
     assert main(["train", "--config", str(config), str(data), str(one), "--device", "cpu"]) == 0
     evaluate = [str(one), str(data), "--device", "cpu", "--results"]
     assert main(["evaluate", *evaluate, str(results[0])]) == 0
 
     commands = [["evaluate", *evaluate, str(results[1])]]
-    stages = (("encoder", "train_encoder", shared), ("docids", "build_docids", config),
-              ("generator", "finish", shared), ("whole", "finish", whole))  # fmt: skip
+    stages = (("encoder", "encoder", shared), ("docids", "docids", config),
+              ("generator", "memory", decoder), ("whole", "memory", whole))  # fmt: skip
     for run, *_ in stages:
         shutil.copytree(one, tmp_path / run)
     shutil.rmtree(tmp_path / "docids" / "docids")
@@ -428,7 +426,7 @@ def test_several_processes_do_what_one_does(processes, beir, tmp_path, sentence_
     def work() -> None:
         """Run each stage on its copy, then the commands."""
         for run, stage, settings in stages:
-            getattr(TrainingRun(tmp_path / run, read_collection(data), read_config(settings), "cpu"), stage)()
+            TrainingRun(tmp_path / run, read_collection(data), read_config(settings), "cpu").run_stages(stage)
         run_commands(commands)
 
     short = shared.with_stem("short")
@@ -488,9 +486,7 @@ def check_generators(data: Path, one: Path, several: Path, whole: Path) -> None:
     """`several` was trained as `one`; in `whole` the encoder was trained too."""
     retrievers = [load(run, device="cpu") for run in (one, several, whole)]
     assert len({state_fingerprint(retriever.snapshot.generator) for retriever in retrievers}) == 3
-    assert state_fingerprint(retrievers[2].snapshot.encoder.model) != state_fingerprint(
-        retrievers[1].snapshot.encoder.model
-    )
+    assert retrievers[2].snapshot.encoder.fingerprint != retrievers[1].snapshot.encoder.fingerprint
     collection = read_collection(data)
     queries = {query_id: collection.documents[row]["doc_id"] for query_id, row in collection.pairs("train")}
     texts = {query_id: collection.queries[query_id] for query_id in queries}

@@ -52,7 +52,7 @@ def test_other_docids_embed_nothing_again(changes, collection, config, read, tmp
     def build(folder, **docids):
         run = TrainingRun(tmp_path / folder, collection, config.with_changes({"docids": docids}), "cpu")
         read.clear()
-        run.all_stages()
+        run.run_stages()
         return load_tree(run.folder / "docids")
 
     first = build("run", max_leaf_size=10)
@@ -123,8 +123,8 @@ def test_a_training_keeps_few_kernels_unless_told_otherwise(
     monkeypatch.setenv(name, given or "")
     if given is None:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(TrainingRun, "all_stages", lambda run: seen.append(os.environ[name]))
-    monkeypatch.setattr(TrainingRun, "tune", lambda run: None)
+    monkeypatch.setattr(TrainingRun, "_run_stages", lambda run: seen.append(os.environ[name]))
+    monkeypatch.setattr(TrainingRun, "_tune", lambda run: None)
     monkeypatch.setattr(pipeline, "load", lambda *_, **__: None)
     pipeline.train(collection, tmp_path / "run", config=config)
     assert seen == [given or few]

@@ -25,7 +25,6 @@ from dsi.docids.query_memory import MemoryConfig, QueryMemory
 from dsi.search.hits import Hits
 from dsi.store.folder.writing import updating
 from dsi.store.retriever import Retriever, load
-from dsi.training import pipeline
 from dsi.training.pipeline import TrainingRun
 from dsi.training.stages import StageFolders
 from tests.support.kills import fork, kill_within, status_of
@@ -173,44 +172,17 @@ def damage(path: Path, how: int) -> None:
         path.unlink()
 
 
-def test_a_training_goes_on_with_the_threads_that_it_began_with(config, beir, tmp_path, monkeypatch):
-    """Sums on another number of threads have other last bits."""
-    threads, train = [], pipeline.train_encoder
-
-    def watched(*arguments, **options) -> None:
-        threads.append(torch.get_num_threads())
-        train(*arguments, **options)
-
-    monkeypatch.setattr(pipeline, "train_encoder", watched)
-    before, run = (
-        torch.get_num_threads(),
-        TrainingRun(tmp_path / "run", dsi.read_collection(thin_out(beir(), train=4)), read_config(config), "cpu"),
-    )
-    try:
-        torch.set_num_threads(2)
-        run.generate_queries()
-        torch.set_num_threads(1)
-        run.train_encoder()
-        assert torch.get_num_threads() == 1
-        (tmp_path / "run" / "threads.json").unlink()
-        shutil.rmtree(tmp_path / "run" / "encoder")
-        run.train_encoder()
-    finally:
-        torch.set_num_threads(before)
-    assert threads == [2, 1]
-
-
 def test_a_store_is_not_believed_but_its_files(config, beir, tmp_path):
     collection, store = dsi.read_collection(beir()), tmp_path / "store"
     first, second = (TrainingRun(tmp_path / name, collection, read_config(config), "cpu", store) for name in "ab")
-    first.all_stages()
+    first.run_stages()
     whole = outputs(tmp_path / "a")
     for part in ("encoder/model.safetensors", "docids/docids.safetensors"):
         damage(tmp_path / "a" / part, 1)  # in the store too: it is the same file
-    second.all_stages()
+    second.run_stages()
     assert second.seconds.keys() == {"encoder", "docids"}
     first.seconds.clear()
-    first.all_stages()
+    first.run_stages()
     assert not first.seconds  # the store is whole again
     assert outputs(tmp_path / "a") == outputs(tmp_path / "b") == whole
 
@@ -221,8 +193,7 @@ def test_a_store_gives_no_docids_in_the_format_of_another_version(config, beir, 
         if name == "c":
             monkeypatch.setattr("dsi.training.pipeline.FORMAT_VERSION", 99)
         run = TrainingRun(tmp_path / name, collection, read_config(config), "cpu", store)
-        for stage in (run.generate_queries, run.train_encoder, run.build_docids):
-            stage()
+        run.run_stages("docids")
         assert run.seconds.keys() == made
 
 

@@ -67,12 +67,6 @@ class DocumentTable:
         values = self.column(column).take(rows.ravel()) if has_column else [None] * rows.size
         return [values[start : start + rows.shape[1]] for start in range(0, rows.size, rows.shape[1])]
 
-    def records(self, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """Return {column: value} of the documents at some rows."""
-        names, own = self.column_names, np.array(rows, dtype=np.int64)
-        columns = [self.column(name).take(own) for name in names]
-        return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
-
     def names(self, row: int) -> tuple[str, str]:
         """Return the id of the document in a row, and what it is called: its title, or its first words."""
         doc_id, title, text = (self.values_of(name, np.array([[row]]))[0][0] for name in COLUMNS)

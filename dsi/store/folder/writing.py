@@ -43,7 +43,7 @@ from dsi.store.updating import CHANGING, Content, changed_parts
 _OF_DOCUMENTS = ("pseudo_queries", "states", "checkpoints")
 """What training leaves that is made of documents' texts; an update that removes a document removes it."""
 _OF_TRAINING = (
-    *PARTS, *_OF_DOCUMENTS, "manifest.json", "config.toml", "threads.json", "tuning.json", "docids.tsv", "logs", ".lock",
+    *PARTS, *_OF_DOCUMENTS, "manifest.json", "config.toml", "tuning.json", "docids.tsv", ".lock",
     ".manifest.json.partial",
 )  # fmt: skip
 """What a run holds that belongs to its index."""
@@ -108,11 +108,6 @@ def write_manifest(folder: Path, encoder: TextEncoder, tree: DocidTree, entries:
         "files": _hashes(folder, PARTS),
     }
     write_manifest_file(folder, manifest)
-
-
-def write_search_config(folder: Path, config: SearchConfig) -> None:
-    """Replace the search config of an index on disk, and forget how it was tuned."""
-    write_entries(folder, search_entries(config))
 
 
 def write_entries(folder: Path, entries: dict[str, Any]) -> None:

@@ -27,17 +27,8 @@ _DELETED = {"tr": "{*}trPr/{*}del", "tc": "{*}tcPr/{*}cellDel"}
 _HIDING = {"tr": "{*}trPr/{*}hidden", "r": "{*}rPr/{*}vanish"}
 """{element: the switch in it that hides it}."""
 _RELATED = (
-    "header",
-    "footer",
-    "footnotes",
-    "endnotes",
-    "comments",
-    "chart",
-    "chartEx",
-    "diagramData",
-    "drawing",
-    "threadedComment",
-)
+    "header", "footer", "footnotes", "endnotes", "comments", "threadedComment", "chart", "chartEx", "diagramData", "drawing",
+)  # fmt: skip
 """Parts of a file, beside its main ones, that hold text."""
 _HIDDEN = -1
 """Level of a style of hidden text."""

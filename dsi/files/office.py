@@ -26,11 +26,13 @@ _DELETED = {"tr": "{*}trPr/{*}del", "tc": "{*}tcPr/{*}cellDel"}
 """{element: what is in it if it is deleted}."""
 _HIDING = {"tr": "{*}trPr/{*}hidden", "r": "{*}rPr/{*}vanish"}
 """{element: the switch in it that hides it}."""
-_RELATED = ("header", "footer", "footnotes", "endnotes", "comments", "chart", "chartEx", "diagramData", "drawing")
+_RELATED = (
+    "header", "footer", "footnotes", "endnotes", "comments", "threadedComment", "chart", "chartEx", "diagramData", "drawing",
+)  # fmt: skip
 """Parts of a file, beside its main ones, that hold text."""
 _HIDDEN = -1
 """Level of a style of hidden text."""
-_STARTS, _ENDS = {"txbxContent": "\n"}, dict.fromkeys(("p", "ser", "comment", "cm"), "\n")
+_STARTS, _ENDS = {"txbxContent": "\n"}, dict.fromkeys(("p", "ser", "comment", "cm", "threadedComment"), "\n")
 """{element: what stands before or behind its text}."""
 _TOKENS = re.compile(
     r"\"([^\"]*)\"|\\(.)|\[\$([^\]-]*)[^\]]*\]|(\[[^\]]*\]|[_*].)|([#0?][#0?,]*(?:\.[#0?]+)?,*)|(.)", re.DOTALL

@@ -22,12 +22,20 @@ _TELLING, _FEW = 20_000, 40
 """Words that tell the encoding of a text, at most; bytes of other letters than ASCII's that tell only those of the web."""
 _CONTROLS = re.compile("[\\0-\\x06\\x0e-\\x1a\\x1c-\\x1f\\x7f-\\x84\\x86-\\x9f]")
 """Characters that no text has."""
+_HZ = re.compile(rb"~\{(?:[!-w][!-~])+~\}")
+"""Letters of two bytes in HZ."""
+_MIXED = re.compile(
+    r"[a-zA-Z](?=[\u0370-\u04ff])|[\u0370-\u04ff](?=[a-zA-Z])"
+    r"|(?<=[^\W\d_])[\xa1-\xa9\xab-\xb4\xb8\xbb-\xbf\u02c6-\u02dd\u2020-\u2022\u2200-\u22ff\u25ca](?=[^\W\d_])"
+)
+"""What no word has: letters of two scripts side by side, and signs between letters."""
 _SEEN = 10_000
 """Characters of a text that tell whether it is one."""
 _TOLD = "texts in other encodings than UTF-8; they are read in those that their letters tell"
 _GUESSED = "texts in other encodings than UTF-8; they are read as Windows-1252 (dr-scl[files] finds the encoding)"
 _NO_FRONT_MATTER = "front matter that is neither YAML nor TOML; it is read as text"
 _FRONT = re.compile(r"(---|\+\+\+)[ \t]*\r?\n(.*?\n)?(?:\1|\.\.\.)[ \t]*(?:\r?\n|$)", re.DOTALL)
+_TITLE = re.compile(r"^(title):[ \t]*[\"']?(\S[^\r\n]*?)[\"']?[ \t\r]*$", re.MULTILINE | re.IGNORECASE)
 
 
 class UnreadableError(ValueError):
@@ -52,20 +60,41 @@ def decoded(content: bytes, declared: str = "") -> tuple[str, str]:
     """Return a text, and what is odd of it if nothing declares that it is not UTF-8; a wrong byte or two do not make it so."""
     if not content.isascii():
         with suppress(UnicodeDecodeError):  # what is UTF-8 is nothing else, whatever it says
-            return content.decode("utf-8-sig"), ""
+            return _with_lines(content.decode("utf-8-sig")), ""
     with suppress(LookupError, UnicodeError):  # or it is not what it says
         name = codecs.lookup(declared).name
-        return content.decode(_TAKEN.get(name, name)), ""
+        own = content.decode(name := _TAKEN.get(name, name))
+        if not _is_wrong(own, content, name):
+            return _with_lines(own), ""
     name, odd = encoding_of(content)
-    return content.decode(name, errors="replace"), odd
+    return _with_lines(content.decode(name, errors="replace").removeprefix("\ufeff")), odd
+
+
+def _with_lines(text: str) -> str:
+    """Return a text with the ends of lines that old Macs wrote as those of today."""
+    return text if "\n" in text else text.replace("\r", "\n")
+
+
+def _is_wrong(text: str, content: bytes, encoding: str) -> bool:
+    """True if a text is hardly what its encoding makes of it: escapes of another one, or signs that stand in no text."""
+    if encoding in ("cp1252", "utf-8") and _has_escapes(content):
+        return True
+    is_foreign = encoding == "cp1252" and len(re.findall(r"[^\W\d_a-zA-Z]", text)) > len(re.findall("[a-zA-Z]", text))
+    return is_foreign or _odd(content, encoding) * 10 > len(text)
+
+
+def _has_escapes(content: bytes) -> bool:
+    """True if a text turns to letters of two bytes, as ISO-2022 and HZ do."""
+    return b"\x1b$" in content or (b"~{" in content and _HZ.search(content) is not None)
 
 
 def encoding_of(content: bytes) -> tuple[str, str]:
     """Return the encoding of a text, and what is odd of it if that is not UTF-8."""
     text = content.decode("utf-8-sig", errors="replace")
     wrong, letters = text.count("\ufffd"), len(content) - len(content.decode("ascii", errors="ignore"))
-    # as UTF-16 and ISO-2022 are
-    is_wide = b"\0" in content or b"\x1b$" in content or len(_CONTROLS.findall(text, 0, _SEEN)) * 5 > len(text)
+    # as UTF-16, ISO-2022 and HZ are; a few zeros are in other texts, too
+    is_wide = content.count(b"\0") * 10 > len(content) or len(_CONTROLS.findall(text, 0, _SEEN)) * 5 > len(text)
+    is_wide = is_wide or _has_escapes(content)
     if not is_wide and wrong * 4 <= letters:
         return "utf-8-sig", ""
     try:
@@ -80,14 +109,18 @@ def encoding_of(content: bytes) -> tuple[str, str]:
         word for near in zip(words, words[1:], words[2:], strict=False) for word in near if not b"".join(near).isascii()
     )
     told, eras = content if is_wide else b" ".join(itertools.islice(around, _TELLING)), chardet.EncodingEra
-    tries = [(content, eras.MODERN_WEB | eras.LEGACY_ISO), (told, eras.ALL)][is_wide or letters >= _FEW :]
+    usual = eras.MODERN_WEB | eras.LEGACY_ISO | eras.LEGACY_MAC
+    tries = [(content, usual), (told, eras.ALL), (told, usual), (told, usual)][is_wide or letters >= _FEW :]
     odds = dict[str, int]()
     for sample, era in tries:
-        name = codecs.lookup(chardet.detect(sample, encoding_era=era)["encoding"] or "latin-1").name
+        found = chardet.detect(sample, encoding_era=era, exclude_encodings=[*odds] or None)["encoding"]
+        name = codecs.lookup(found or "latin-1").name
         name = _TAKEN.get(name, name)
         odds[name] = _odd(content, name)
         if odds[name] * 10 <= letters:
             break
+    if odds.get("cp1250"):  # which has other places for s, t and z with a caron
+        odds["iso8859-2"] = _odd(content, "iso8859-2")
     if odds[name] * 50 > len(content):  # of the two bytes of a letter, those that come first differ less
         name = f"utf-16-{'be' if len({*content[::2]}) < len({*content[1::2]}) else 'le'}"
         odds[name] = _odd(content, name)
@@ -100,7 +133,12 @@ def encoding_of(content: bytes) -> tuple[str, str]:
 def _odd(content: bytes, encoding: str) -> int:
     """Return how many of the first characters of a text are none in an encoding, or ones that no text has."""
     own = content.decode(encoding, errors="replace")[:_SEEN]
-    return len(_CONTROLS.findall(own)) + sum(sign == "\ufffd" or category(sign) in ("Cn", "Co", "Cs") for sign in own)
+    mixed = len(_MIXED.findall(own))
+    return (
+        mixed
+        + len(_CONTROLS.findall(own))
+        + sum(sign == "\ufffd" or category(sign) in ("Cn", "Co", "Cs") for sign in own)
+    )
 
 
 def name_of(path: Path) -> str:
@@ -135,9 +173,10 @@ def markup(path: Path, content: bytes) -> Parts:
             front, start = _front_matter(found[2] or "", is_toml=found[1] == "+++"), found.end()
         except (ValueError, RecursionError):  # it may be a text between two rules
             odd = odd or _NO_FRONT_MATTER
+            front = dict(_TITLE.findall(found[2] or ""))
     titles = [front.pop(key) for key in list(front) if key.lower() == "title"]
-    title = titles[0] if titles else ""
-    words = ", ".join(map(str, title)) if isinstance(title, list) else str(title or "")
+    title = titles[0] if titles and titles[0] is not None else ""
+    words = ", ".join(map(str, title)) if isinstance(title, list) else str(title)
     words = "" if isinstance(title, dict) else plain_words(words)
     body = own[found.end() if found else 0 :]
     yield Part(f"line={1 + own.count(chr(10), 0, start)}", words or heading(body, path), own[start:], front, odd)
@@ -149,11 +188,17 @@ def _front_matter(text: str, *, is_toml: bool) -> dict[str, Any]:
 
     try:
         front = tomllib.loads(text) if is_toml else yaml.safe_load(text) or {}
+        written = {} if is_toml else yaml.load(text, yaml.BaseLoader)  # nothing but texts, lists and keys
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from None
     if not isinstance(front, dict):
         raise ValueError("no keys")
-    return {str(key): value for key, value in front.items()}
+    return {str(key): _as_written(str(key), value, written) for key, value in front.items()}
+
+
+def _as_written(key: str, value: Any, written: Mapping[str, Any]) -> Any:
+    """Return a title as it is written, such as 007, 12:30 or Yes, and every other value as YAML takes it."""
+    return written.get(key, value) if key.lower() == "title" and value is not None else value
 
 
 def notebook(path: Path, content: bytes) -> Parts:

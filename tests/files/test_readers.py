@@ -27,6 +27,10 @@ TEXTS = {
     "th": "กรุงเทพมหานครเป็นเมืองหลวงของประเทศไทย แม่น้ำเจ้าพระยาไหลผ่านเมือง",
     "tr": "İstanbul Türkiye'nin en kalabalık şehridir. Boğaziçi köprüsü iki kıtayı birbirine bağlar.",
     "he": "זהו טקסט בעברית. מזג האוויר נעים היום.",
+    "cs": "Příliš žluťoučký kůň úpěl ďábelské ódy.",
+    "pl": "Pchnąć w tę łódź jeża lub ośm skrzyń fig. Zażółć gęślą jaźń.",
+    "es": "El niño comió piñas en el jardín. ¿Dónde está la montaña?",
+    "café": "The café is open",
 }
 
 
@@ -365,7 +369,9 @@ def test_encoded_subjects_are_read(tmp_path, subject, title):
         ("ru", "cp1251"), ("ru", "koi8-r"), ("ru", "cp866"), ("ru", "iso8859-5"), ("el", "cp1253"), ("ar", "cp1256"),
         ("he", "cp1255"), ("de", "cp1252"), ("fr", "cp1252"), ("de", "utf-16"), ("de", "utf-16-le"), ("zh", "utf-16-be"),
         ("de", "utf-32"), ("ja", "utf-16-le"), ("ja", "utf-16-be"), ("th", "utf-16-le"), ("th", "tis-620"), ("tr", "cp1254"),
-        ("zh", "utf-32-le"), ("ko", "cp949"), ("ja", "cp932"),
+        ("zh", "utf-32-le"), ("ko", "cp949"), ("ja", "cp932"), ("zh", "hz"), ("cs", "cp1250"), ("cs", "iso8859-2"),
+        ("pl", "cp1250"), ("pl", "iso8859-2"), ("de", "mac_roman"), ("fr", "mac_roman"), ("es", "mac_roman"),
+        ("café", "mac_roman"), ("café", "cp1252"),
     ],
 )  # fmt: skip
 def test_letters_tell_an_encoding(language, encoding):
@@ -382,8 +388,73 @@ def test_few_letters_in_a_long_text_tell_its_encoding_and_a_wrong_byte_does_not(
 
 
 @pytest.mark.parametrize(
+    ("language", "declared", "encoding"),
+    [
+        ("ru", "us-ascii", "cp1251"), ("ru", "iso-8859-1", "koi8-r"), ("zh", "iso-8859-1", "gbk"), ("zht", "gb2312", "big5"),
+        ("ja", "us-ascii", "iso2022_jp"), ("ja", "utf-8", "iso2022_jp"), ("de", "utf-8", "cp1252"), ("zh", "us-ascii", "hz"),
+        ("fr", "iso-8859-1", "cp1252"), ("zh", "hz-gb-2312", "hz"),
+    ],
+)  # fmt: skip
+def test_a_mail_that_declares_another_encoding_is_read_by_its_letters(tmp_path, language, declared, encoding):
+    head = f"Subject: s\nContent-Type: text/plain; charset={declared}\n\n".encode()
+    assert text_of(tmp_path, "a.eml", head + TEXTS[language].encode(encoding)).strip() == TEXTS[language]
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"one\rtwo\rthree", "one\ntwo\nthree"),
+        (b"words\0 and words behind the only zero of a text", "words and words behind the only zero of a text"),
+        (b"\xef\xbb\xbfGr\xc3\xbc\xc3\x9fe", "Grüße"),
+        ("\ufeffGrüße".encode("utf-32-be"), "Grüße"),
+        ("\ufeff汉字是".encode("gb18030"), "汉字是"),
+        (b"rm ~{a,b} and ~{ more", "rm ~{a,b} and ~{ more"),
+    ],
+)
+def test_ends_of_lines_zeros_and_marks_of_encodings_are_not_text(tmp_path, content, text):
+    assert text_of(tmp_path, "a.txt", content) == text
+
+
+def test_enriched_text_is_read_without_its_marks(tmp_path):
+    head = b"Subject: s\nContent-Type: text/enriched\n\n"
+    body = b"<bold>Now</bold> is\nthe <<time>\n\nfor<color><param>red</param> all</color>\n<nofill>one\ntwo</nofill>\n\n\nend"
+    assert text_of(tmp_path, "a.eml", head + body).strip() == "Now is the <time>\nfor all one\ntwo\n\nend"
+
+
+def test_threaded_comments_of_a_sheet_are_read(tmp_path):
+    relation = (
+        b'<Relationship Id="rId9" Type="http://x/threadedComment" Target="../threadedComments/t.xml"/></Relationships>'
+    )
+    rels = "xl/worksheets/_rels/sheet1.xml.rels"
+    comments = (
+        b"<ThreadedComments><threadedComment><text>first</text></threadedComment><threadedComment><text>reply</text>"
+    )
+    added = {"xl/threadedComments/t.xml": comments + b"</threadedComment></ThreadedComments>"}
+    changed = rezipped(
+        sheets(), added, lambda name, data: data.replace(b"</Relationships>", relation) if name == rels else data
+    )
+    assert [line.strip() for line in parts(tmp_path, "a.xlsx", changed)[0].text.splitlines()][-2:] == ["first", "reply"]
+
+
+def test_ligatures_of_a_pdf_are_letters(tmp_path):
+    named = b"/Encoding<</Type/Encoding/Differences[1/fi/fl/ffi]>>"
+    content = pdf(["\\001nd \\002at o\\003ce"]).replace(b"/Encoding/WinAnsiEncoding", named)
+    assert text_of(tmp_path, "a.pdf", content) == "find flat office"
+
+
+@pytest.mark.parametrize(
     ("text", "title", "line"),
     [
+        ('---\ntitle: "One: two"\n---\nwords\n', "One: two", 4),
+        ("---\ntitle: |\n  Long\n  one\n---\nwords\n", "Long one", 6),
+        ("---\ntitle: 007\n---\nwords\n", "007", 4),
+        ("---\ntitle: 0\n---\nwords\n", "0", 4),
+        ("---\ntitle: 12:30\n---\nwords\n", "12:30", 4),
+        ("---\ntitle: 2024-03-05\n---\nwords\n", "2024-03-05", 4),
+        ("---\ntitle:\n---\n# Real\n", "Real", 4),
+        ("---\rtitle: Old\r---\rwords", "Old", 4),
+        ("---\ntitle: One: two\n---\nwords\n", "One: two", 1),
+        ('---\r\ntitle: "@home\r\n---\r\nwords\r\n', "@home", 1),
         ("<!--\n# No heading\n-->\n\n# Real\n", "Real", 1),
         ('+++\ntitle = "Toml"\n+++\nwords\n', "Toml", 4),
         ("---\ntitle: [One, Two]\n---\nwords\n", "One, Two", 4),

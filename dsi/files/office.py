@@ -202,8 +202,21 @@ def sheets(path: Path, content: bytes) -> Parts:
                 page.reset_dimensions()  # which may say more than there is
             rows = (map(_cell, *cells) for cells in zip(*(page.iter_rows() for page in pages), strict=True))
             lines = [" | ".join(filter(None, row)) for row in rows]
-        beside = (package.text(own) for _, kind, own in package.related(name) if kind in _RELATED)
+        beside = _beside(package, name)
         yield Part(f"sheet={title}", f"{name_of(path)}: {title}", "\n".join(filter(None, [*lines, *beside])))
+
+
+def _beside(package: _Package, name: str) -> Iterator[str]:
+    """Yield the texts of charts and comments of a sheet; comments that repeat threaded ones for old programs are left out."""
+    related = [(kind, own) for _, kind, own in package.related(name) if kind in _RELATED]
+    for kind, own in related:
+        if kind == "comments" and "threadedComment" in dict(related):
+            comments = package.tree(own)
+            threads = {str(n) for n, by in enumerate(comments.iter("{*}author")) if (by.text or "").startswith("tc=")}
+            kept = (comment for comment in comments.iter("{*}comment") if comment.get("authorId") not in threads)
+            yield "".join(_text(comment, {}) for comment in kept)
+        else:
+            yield package.text(own)
 
 
 def _cell(known: Any, formula: Any = None) -> str:

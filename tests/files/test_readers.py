@@ -421,7 +421,8 @@ def test_enriched_text_is_read_without_its_marks(tmp_path):
     assert text_of(tmp_path, "a.eml", head + body).strip() == "Now is the <time>\nfor all one\ntwo\n\nend"
 
 
-def test_threaded_comments_of_a_sheet_are_read(tmp_path):
+@pytest.mark.parametrize("author", [b"Ada", b"tc={1-2}"], ids=["a note beside", "a copy for old programs"])
+def test_threaded_comments_of_a_sheet_are_read_once(tmp_path, author):
     relation = (
         b'<Relationship Id="rId9" Type="http://x/threadedComment" Target="../threadedComments/t.xml"/></Relationships>'
     )
@@ -430,10 +431,13 @@ def test_threaded_comments_of_a_sheet_are_read(tmp_path):
         b"<ThreadedComments><threadedComment><text>first</text></threadedComment><threadedComment><text>reply</text>"
     )
     added = {"xl/threadedComments/t.xml": comments + b"</threadedComment></ThreadedComments>"}
-    changed = rezipped(
-        sheets(), added, lambda name, data: data.replace(b"</Relationships>", relation) if name == rels else data
-    )
-    assert [line.strip() for line in parts(tmp_path, "a.xlsx", changed)[0].text.splitlines()][-2:] == ["first", "reply"]
+
+    def change(name, data):
+        return data.replace(b"</Relationships>", relation) if name == rels else data.replace(b">Ada<", b">%s<" % author)
+
+    text = parts(tmp_path, "a.xlsx", rezipped(sheets(), added, change))[0].text
+    assert [line.strip() for line in text.splitlines()][-2:] == ["first", "reply"]
+    assert ("remark" in text) == (author == b"Ada")
 
 
 def test_ligatures_of_a_pdf_are_letters(tmp_path):

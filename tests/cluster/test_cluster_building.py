@@ -145,7 +145,10 @@ def test_a_driver_that_dies_is_resumed(ray, collection, config, expected, tmp_pa
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     driver = subprocess.Popen(arguments, env=environment, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
-    while not list(folder.rglob("*.npy")) and driver.poll() is None:
+    written = list[Path]()
+    while not written and driver.poll() is None:
+        with suppress(FileNotFoundError):  # a folder that is done with while it is listed
+            written = list(folder.rglob("*.npy"))
         assert time.monotonic() < deadline
         time.sleep(0.005)
     driver.kill()

@@ -172,6 +172,7 @@ def test_a_prompt_is_short():
         EncoderConfig(query_prompt="x" * (LONGEST_PROMPT + 1))
 
 
+@pytest.mark.programs
 def test_threads_that_embed_and_cut_texts_do_not_disturb_each_other(saved):
     """The tokenizer keeps the settings of its last call, so that no two calls may overlap."""
     encoder = named(saved("bert"))

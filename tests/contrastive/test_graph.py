@@ -207,6 +207,7 @@ def reseal(index: Path) -> None:
     (index / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
 
 
+@pytest.mark.programs
 def test_a_graph_that_is_not_of_its_model_does_not_pass_the_trial(folder, tmp_path):
     import onnx
     from onnx import numpy_helper

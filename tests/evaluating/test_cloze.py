@@ -64,6 +64,7 @@ ARABIC = [
 ]
 
 
+@pytest.mark.programs
 def test_only_sentences_that_the_encoder_reads_are_asked(caplog):
     texts = [f"{word} مشهور جدا. يدرس الناس تاريخ {word} منذ القدم. هناك قصص كثيرة عن {word}." for word in ARABIC * 3]
     records = [{"id": str(number), "text": text} for number, text in enumerate(texts)]

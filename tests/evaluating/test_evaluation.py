@@ -77,6 +77,7 @@ def test_the_index_is_measured_with_the_settings_given_and_keeps_its_own(retriev
             dsi.evaluate(retriever, collection, **wrong)
 
 
+@pytest.mark.programs
 def test_files_are_written_before_a_reader_of_the_table_can_go(retriever, collection, tmp_path):
     retriever.save(tmp_path / "index")
     code = (

@@ -79,6 +79,7 @@ def test_a_query_that_is_a_document_but_for_a_comma_case_or_space_leaves_it_out(
     assert relevant.identical == {}
 
 
+@pytest.mark.programs
 def test_every_row_of_an_evaluation_leaves_the_query_itself_out_and_has_as_many_answers(retriever, caplog):
     collection = arguments()
     evaluation = dsi.evaluate(retriever, collection)

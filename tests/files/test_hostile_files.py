@@ -184,6 +184,7 @@ def sparse(path):
         ("bad.csv", sparse, "sparse: nearly all of their bytes are holes: 1"),
     ],
 )
+@pytest.mark.programs
 def test_a_good_file_beside_a_hostile_one_is_read(tmp_path, caplog, name, make, found):
     (tmp_path / "good.txt").write_text("The Danube flows through Vienna.")
     make(tmp_path / name)

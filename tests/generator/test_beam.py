@@ -251,6 +251,7 @@ def test_decoder_only_equals_transformers_generate():
         assert ours.positions.tolist() == positions.tolist()
 
 
+@pytest.mark.programs
 def test_decoder_only_is_never_worse_than_transformers_generate_on_docids_of_different_lengths():
     tree = random_tree(150, branching=3, leaf=3)
     assert len({len(tree.digits(p)) for p in range(150)}) > 1

@@ -85,6 +85,7 @@ def parents_trained(objective: TreeObjective, row: str) -> set[int]:
     return {int(node) for node, own in zip(families.parents[0], candidates[0].any(dim=1), strict=True) if own}
 
 
+@pytest.mark.programs
 def test_every_kind_of_candidates_selects_its_nodes():
     otm = objective_for("otm", beam_width=2, random_paths=3)
     tree, generator = otm.task.tree, otm.task.generator

@@ -71,6 +71,7 @@ LONG = [f"{number:08}" + "x" * 1992 for number in range(100)]
 HEADS = [query[:8] for query in LONG]
 
 
+@pytest.mark.programs
 def test_a_long_request_is_cut_into_slices_and_others_have_their_turn_between_them(make_batcher):
     search = Slow(3e-5)  # 60 ms a query, 6 s in all
     batcher = make_batcher(search)
@@ -293,6 +294,7 @@ with live(sys.argv[1]) as client:
 """
 
 
+@pytest.mark.programs
 def test_queries_of_random_letters_fill_no_memory(folder):
     chosen = random.Random(0)
 

@@ -17,6 +17,7 @@ def test_the_current_format_has_a_golden_index():
 
 
 @pytest.mark.parametrize("folder", FORMATS, ids=lambda folder: f"format {folder.name}")
+@pytest.mark.programs
 def test_a_golden_index_answers_as_it_did(folder):
     expected = json.loads((folder / "answers.json").read_text(encoding="utf-8"))
     found = json.loads(json.dumps(answers(load_golden(folder))))

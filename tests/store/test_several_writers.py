@@ -288,7 +288,7 @@ def test_only_one_of_the_processes_of_a_training_takes_the_folder(
     arguments = (tmp_path / "run", dsi.read_collection(beir()), dsi.Config.named(config))
 
     def second(first_says: object) -> Processes:
-        return Processes(rank=1, count=2, gather=lambda own: [first_says, own])
+        return Processes(rank=1, count=2, gather=lambda own: [first_says if own is None else own, own])
 
     with ThreadPoolExecutor(1) as pool, writing_to(tmp_path / "run"):
         monkeypatch.setattr(pipeline, "launch", lambda _: second(None))

@@ -37,6 +37,7 @@ def projective_trees(n):
 
 
 @pytest.mark.parametrize(("n", "count"), [(1, 1), (2, 2), (3, 7), (4, 30), (5, 143)])
+@pytest.mark.programs
 def test_inside_marginals_and_best_trees_are_those_of_all_trees(n, count):
     trees = list(projective_trees(n))
     assert len(trees) == count

@@ -173,7 +173,7 @@ def ids_of(source: Any, name: str) -> list[Any]:
     """
     if isinstance(source, str | bytes | Mapping) or not (isinstance(source, Iterable) or is_table(source)):
         what = f"the string {shown(source)}" if isinstance(source, str) else shown(source)
-        raise ValueError(f"{name} must be a list or set of doc_ids, got {what}.")
+        raise ValueError(f"{name} must be a list or set of doc_ids, got {what}. Put it into a list.")
     items = source if isinstance(source, Set) else items_of(source, name)
     ids = (
         _given(own, ID_KEYS, f"{name}[{number}]", "doc_id", needed=True) if isinstance(own, Mapping) else own

@@ -47,7 +47,8 @@ def find_fusion(name: str) -> Fusion:
         raise ValueError(f"search.fusion must be one of {names}, or the import path of a function, got {shown(name)}.")
     if not inspect.isfunction(found) or [*inspect.signature(found).parameters] != ["generator", "encoder", "alpha"]:
         raise ValueError(
-            f"The fusion {name!r} must be a function of generator, encoder and alpha, which it calls so, got {shown(found)}."
+            f"The fusion {name!r} must be a function whose parameters are named generator, encoder and alpha, "
+            f"got {shown(found)}."
         )
     return found
 

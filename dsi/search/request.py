@@ -52,7 +52,7 @@ class SearchConfig:
     """How many documents the walk, the words and extra_scores each contribute; fewer than k count as k. The memory contributes
     those of the nearest earlier queries."""
     alpha: Annotated[Share, Remedy("it is the generator's weight, and the rest the encoder's")] = 0.7
-    """Weight of the generator, if the index has one; the rest is the encoder's (DR-SCL eq. 9)."""
+    """Weight of the generator, if the index has one; the rest is the encoder's (DR-SCL eq. 11)."""
     beta: Annotated[float, Field(ge=0), Remedy("0 is the generator alone, inf all levels")] = math.inf
     """Number of levels at which a generator's scores are joined by the encoder's; inf for all, 0 for none (DR-SCL eq. 12)."""
     fusion: str = "product"

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from dsi.config import Config, run_config
 from dsi.docids.data.collection import Collection, read_collection
 from dsi.docids.files.checks import folder_to_write, user_path
+from dsi.docids.files.progress import write_line
 from dsi.docids.files.reading import check_file
 from dsi.docids.files.storage import link_files, replace_folder
 from dsi.store.retriever import Retriever, load
@@ -85,6 +86,8 @@ def _for_vectors(config: Config, collection: Collection) -> Config:
         raise ValueError(
             f"embeddings are one vector a document, got pieces {config.docids.pieces}. Leave one of the two out."
         )
+    if config.has_token_vectors:
+        write_line("With embeddings of your own documents have no token vectors, so late interaction takes no part.")
     own = config.with_changes({"docids.pieces": 1, "tokens.bits": 0})
     if collection.qrels["dev"]:
         return own

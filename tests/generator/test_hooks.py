@@ -104,7 +104,7 @@ def test_what_cannot_be_a_part_is_refused_in_one_line(small, tmp_path):
         ),
         (
             {"fusion": "os:abort"},
-            "The fusion 'os:abort' must be a function of generator, encoder and alpha, which it calls so",
+            "The fusion 'os:abort' must be a function whose parameters are named generator, encoder and alpha",
         ),
     ):
         with pytest.raises(ValueError, match=r"^[^\n]*$") as raised:

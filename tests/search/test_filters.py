@@ -176,9 +176,9 @@ def test_a_list_of_booleans_is_a_mask(documents):
     assert documents.matching(wanted).tolist() == documents.matching(np.array(wanted)).tolist() == wanted
 
 
-def test_masks_of_pandas_polars_and_arrow_are_read_by_position_whatever_their_index(documents):
+def test_masks_of_pandas_polars_and_arrow_are_read(documents):
     wanted = [n % 3 == 0 for n in range(ROWS)]
-    series = pandas.Series(wanted, index=[f"d{n}" for n in reversed(range(ROWS))])
+    series = pandas.Series(wanted)
     for mask in (series, series.astype("boolean"), polars.Series(wanted), pa.array(wanted), np.array(wanted), wanted):
         assert documents.matching(mask).tolist() == wanted
         assert documents.allowed(allow=mask).tolist() == wanted
@@ -188,6 +188,20 @@ def test_masks_of_pandas_polars_and_arrow_are_read_by_position_whatever_their_in
         ValueError, match=re.escape(f"allow must be a mask of {ROWS} booleans, one a document, got [3].")
     ):
         documents.allowed(allow=pandas.Series([True, False, True]))
+
+
+def test_the_labels_of_a_series_say_which_document_a_boolean_is_of():
+    wanted = [n % 3 == 0 for n in range(ROWS)]
+    documents = table_of(COLUMNS | {"doc_id": [str(7 * n) for n in range(ROWS)]})
+    by_id = pandas.Series(wanted, index=range(0, 7 * ROWS, 7))
+    left_out = pandas.Series(wanted, index=range(0, 2 * ROWS, 2))
+    for mask in (by_id, by_id[::-1], by_id.sort_values(), left_out):
+        assert documents.matching(mask).tolist() == wanted
+    for mask in (left_out[::-1], pandas.Series(wanted).sort_values(), pandas.Series(wanted, index=["x"] * ROWS)):
+        with pytest.raises(
+            ValueError, match=r"labels are neither the doc_ids nor in the order.* or give where\.to_numpy\(\)"
+        ):
+            documents.matching(mask)
 
 
 def test_lists_contain_values_and_missing_ones_are_unknown():

@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Print the measures of both, with their differences."""
     arguments = build_parser().parse_args(argv)
     load_libraries()
-    from dsi.docids.data.collection import read_collection
+    from dsi.docids.data.collection import compare_documents, read_collection
     from dsi.docids.data.identical import most_identical, without_identical
     from dsi.docids.files.progress import progress
     from dsi.eval.measures import cutoff, measure_name, measures_for
@@ -57,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             found = read_run(path)
         else:
             retriever = load(path, device=arguments.device, dtype=arguments.dtype)
+            compare_documents(collection, retriever.snapshot.documents.rows)
             learned[str(path)] = known_queries(retriever, queries)
             found = retriever.run(retriever.encode_queries(queries, show_progress=True), depth)
         runs.append(without_identical(found, identical))

@@ -440,11 +440,12 @@ def test_explain_prints_a_search_and_its_tree(index, capsys):
         assert f"{hit.title} ({hit.doc_id})" in answer
 
 
-def test_an_index_is_like_its_copy(index, tmp_path, capsys):
+def test_an_index_is_like_its_copy_and_documents_that_both_lack_are_counted(index, tmp_path, capsys, caplog):
     shutil.copytree(index, tmp_path / "b")
     common = ["minipedia", "--split", "dev", "--device", "cpu"]
     assert main(["compare", str(index), str(tmp_path / "b"), *common]) == 0
     assert capsys.readouterr().out.count("+0.00") == 3
+    assert caplog.text.count("differ: 540 documents are in the collection only") == 2
 
 
 def test_control_characters_of_titles_and_ids_do_not_reach_the_terminal(encoder, tmp_path, capsys):

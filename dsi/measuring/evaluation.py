@@ -93,7 +93,7 @@ class Evaluation:
 
     @property
     def note(self) -> str:
-        """What to know of queries that the index has learned, and of pairs that have no effect; else ""."""
+        """What to know of queries that the index has learned, and of pairs or a generator without effect; else ""."""
         return str(self.about.get("note", ""))
 
     @property
@@ -277,7 +277,12 @@ def evaluate(
     # 3) the record
     splits = overlap_splits(qrels, collection.overlap_documents(split))
     about = {"depth": depth, "measures": measures, **_about(index, collection, split, splits)}
-    note = learned_line(learned, judged, split) if learned else idle_memory(index.snapshot.memory, index.search_config)
+    engine, config = index.snapshot.engine, index.search_config
+    idle = (
+        "The generator has no part in these answers: alpha is 0." if engine.has_generator and not config.alpha else ""
+    )
+    said = learned_line(learned, judged, split) if learned else idle_memory(engine.memory, config)
+    note = "\n".join(filter(None, [said, idle]))
     about |= {"judged": judged, "learned": learned, **({"note": note} if note else {})}
     taught = taught_queries(index, qrels)
     return Evaluation(rows, index.search_config.method, measures, runs, splits, about, taught)

@@ -25,6 +25,7 @@ from dsi.measuring.evaluation import UNTAUGHT, Evaluation
 from dsi.measuring.runs import IndexRuns
 from tests.support.evaluated import collection, retriever  # noqa: F401 (fixtures)
 from tests.support.small import PROMPTS
+from tests.support.small_index import DOCUMENTS, small_index
 
 LEFT = "documents are in the collection only"
 
@@ -278,6 +279,20 @@ def test_learned_pairs_without_an_effect_are_named(graded):
     told = dsi.evaluate(taught, collection)
     assert told.note == "The index has learned 30 pairs without effect: memory_weight is 0."
     assert told.row("generate").values == dsi.evaluate(retriever, collection).row("generate").values
+
+
+@pytest.mark.parametrize(
+    ("alpha", "note"), [(0.0, "The generator has no part in these answers: alpha is 0."), (0.3, "")]
+)
+def test_a_generator_without_a_part_is_named(encoder, alpha, note):
+    pytest.importorskip("dsi.generator.model")
+    retriever = small_index(encoder)
+    documents = [{**own, "id": own["doc_id"]} for own in DOCUMENTS[:50]]
+    asked = {own["doc_id"]: own["title"] for own in DOCUMENTS[:6]}
+    collection = Collection.from_records(
+        documents, queries=asked, qrels={"test": {doc_id: {doc_id: 1} for doc_id in asked}}
+    )
+    assert dsi.evaluate(retriever, collection, alpha=alpha).note == note
 
 
 def test_words_have_a_weight_in_the_hybrid_row_though_the_index_gives_them_none(graded):

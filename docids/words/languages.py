@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from dsi.docids.words.analyzer import ENGLISH, NO_STEMS
+from dsi.docids.words.analyzer import ENGLISH, NO_STEMS, UNSPACED
 
 _STEMMED = {
     "ar": "arabic", "ca": "catalan", "cs": "czech", "da": "danish", "de": "german", "el": "greek", "en": ENGLISH,
@@ -21,12 +21,21 @@ _MOST = 0.7
 
 
 def find_language(texts: Sequence[str]) -> str:
-    """Return the stemmer of the language that most texts are in; "none" if it has none, or if there are many languages."""
+    """Return the stemmer of the language that most texts are in; "none" if it has none, or if there are many languages.
+
+    Texts in scripts without spaces do not count: stems never change them.
+    """
     from py3langid import classify  # loads its model, which takes a while
 
     step = max(1, len(texts) // _TEXTS)
     spread = texts[: step * _TEXTS : step]
-    sample = [text[:_CHARACTERS] for text in spread if any(map(str.isalpha, text[:_CHARACTERS]))]
+    sample = [text[:_CHARACTERS] for text in spread if _is_spaced(text[:_CHARACTERS])]
     found = Counter(_STEMMED.get(classify(text)[0], NO_STEMS) for text in sample)
     language, count = found.most_common(1)[0] if found else (NO_STEMS, 0)
     return language if count >= _MOST * len(sample) else NO_STEMS
+
+
+def _is_spaced(text: str) -> bool:
+    """True if at least half of the letters are of scripts with spaces."""
+    letters = sum(map(str.isalpha, text))
+    return letters > 0 and 2 * sum(map(len, UNSPACED.findall(text))) <= letters

@@ -155,6 +155,8 @@ GERMAN_TEXT = "Der Fluss fließt auf seinem Weg zum Meer durch vier Hauptstädte
         ([ENGLISH_TEXT] * 4 + [GERMAN_TEXT], ENGLISH),
         ([ENGLISH_TEXT, GERMAN_TEXT], NO_STEMS),
         (["这是一个关于河流的文章，它流过四个首都。"] * 3, NO_STEMS),
+        ([GERMAN_TEXT] + ["这是一个关于河流的文章，它流过四个首都。"] * 3, "german"),
+        ([GERMAN_TEXT] + ["강은 바다로 가는 길에 네 개의 수도를 지나 흐른다."] * 3, "german"),
         (["", "12 34", "…"], NO_STEMS),
         ([], NO_STEMS),
     ],

@@ -935,6 +935,7 @@ def test_an_index_says_what_it_is(dated_run, capsys):
     assert info["chosen"] == "the defaults of [search], the weight of words by how far the encoder's scores lie apart"
     assert set(info["megabytes"]) == {"encoder", "docids", "lexical", "memory"}
     assert info["generator"] is None
+    assert info["language"] in ("none", "english")
     assert not {"alpha", "beta", "ann_temperature"} & set(info["search"])
     assert main(["info", str(dated_run)]) == 0
     shown = capsys.readouterr().out

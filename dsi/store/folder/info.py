@@ -24,6 +24,7 @@ def index_info(folder: str | Path) -> dict[str, Any]:
         "pieces": int((tree.doc_rows >= 0).sum()),
         "depth": tree.depth,
         "encoder": manifest["encoder"]["name"],
+        "language": read_record(part(folder, manifest, "lexical") / "params.index.json").get("language"),
         "dimension": tree.embeddings.shape[1],
         "generator": _generator(folder) if has_generator(manifest) else None,
         "search": used_settings(manifest["search"], has_generator=has_generator(manifest)),

@@ -104,6 +104,15 @@ def test_a_filter_is_applied_inside_the_lists():
     np.testing.assert_allclose(outright.scores, search(tree, batch, "exact", allowed=few, weight=0.4).scores, rtol=1e-4)
 
 
+def test_a_scan_returns_the_documents_that_a_filter_lets_through_and_no_others():
+    tree, queries = big_tree(), query_batch(5).embeddings
+    lists = InvertedLists.from_tree(tree)
+    chosen = np.tile(np.arange(len(lists.digits)), (len(queries), 1))
+    allowed = np.random.default_rng(0).random(tree.num_places) < 0.3
+    found = lists.scan(queries, chosen, tree.num_places, allowed)
+    assert [set(own[own >= 0].tolist()) for own in found] == [set(np.flatnonzero(allowed).tolist())] * len(queries)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_updates_keep_the_lists_of_codes(kind):
     tree = big_tree(kind)

@@ -96,7 +96,7 @@ def _session(folder: Path) -> Any:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = count_threads()
         options.log_severity_level = 3
-        # Waiting threads take the core from others: by default this encodes in six times the time on a busy machine.
+        # Waiting threads take the core from others: by default encoding takes six times as long on a busy machine.
         options.add_session_config_entry("session.intra_op.spin_duration_us", "20")
         session = onnxruntime.InferenceSession(str(folder / GRAPH), options, providers=["CPUExecutionProvider"])
         _SESSIONS[stamp] = session

@@ -40,7 +40,7 @@ def reset_tokenizer(tokenizer: Any) -> None:
 
 
 def write_model(model: Any, folder: Path) -> None:
-    """Write a model for texts, in files that name no code, the same ones each time. Nobody may use its tokenizers."""
+    """Write a model for texts, in files that name no code, the same ones each time. Nobody may use its tokenizers meanwhile."""
     for module in model.modules():  # else the last truncation and padding would be saved
         reset_tokenizer(getattr(module, "tokenizer", None))
     model.save_pretrained(str(folder), create_model_card=False)

@@ -84,7 +84,7 @@ def parts_of(path: Path) -> Parts:
     for part in reader(plain_name(path), content) if content else ():
         if part.text.strip():
             is_empty = False
-            yield part._replace(text=part.text.replace("\xad", "").replace("\0", ""))  # where a word may be divided
+            yield part._replace(text=part.text.replace("\xad", "").replace("\0", ""))  # soft hyphens, and zeros
     if is_empty:
         raise UnreadableError("without text, as scans are" if content and reader is pages.pdf else "empty")
 

@@ -80,7 +80,7 @@ def _is_wrong(text: str, content: bytes, encoding: str) -> bool:
     if encoding in ("cp1252", "utf-8") and _has_escapes(content):
         return True
     is_foreign = encoding == "cp1252" and len(re.findall(r"[^\W\d_a-zA-Z]", text)) > len(re.findall("[a-zA-Z]", text))
-    return is_foreign or _odd(content, encoding) * 10 > len(text)
+    return is_foreign or _odd(content, encoding) * 10 > min(len(text), _SEEN)
 
 
 def _has_escapes(content: bytes) -> bool:
@@ -93,7 +93,9 @@ def encoding_of(content: bytes) -> tuple[str, str]:
     text = content.decode("utf-8-sig", errors="replace")
     wrong, letters = text.count("\ufffd"), len(content) - len(content.decode("ascii", errors="ignore"))
     # as UTF-16, ISO-2022 and HZ are; a few zeros are in other texts, too
-    is_wide = content.count(b"\0") * 10 > len(content) or len(_CONTROLS.findall(text, 0, _SEEN)) * 5 > len(text)
+    is_wide = content.count(b"\0") * 10 > len(content) or len(_CONTROLS.findall(text, 0, _SEEN)) * 5 > min(
+        len(text), _SEEN
+    )
     is_wide = is_wide or _has_escapes(content)
     if not is_wide and wrong * 4 <= letters:
         return "utf-8-sig", ""
@@ -117,15 +119,15 @@ def encoding_of(content: bytes) -> tuple[str, str]:
         name = codecs.lookup(found or "latin-1").name
         name = _TAKEN.get(name, name)
         odds[name] = _odd(content, name)
-        if odds[name] * 10 <= letters:
+        if odds[name] * 10 <= min(letters, _SEEN):
             break
     if odds.get("cp1250"):  # which has other places for s, t and z with a caron
         odds["iso8859-2"] = _odd(content, "iso8859-2")
-    if odds[name] * 50 > len(content):  # of the two bytes of a letter, those that come first differ less
+    if odds[name] * 50 > min(len(content), _SEEN):  # of the two bytes of a letter, those that come first differ less
         name = f"utf-16-{'be' if len({*content[::2]}) < len({*content[1::2]}) else 'le'}"
         odds[name] = _odd(content, name)
     name = min(odds, key=odds.__getitem__)
-    if odds[name] * 10 > len(content.decode(name, errors="replace")):
+    if odds[name] * 10 > min(len(content.decode(name, errors="replace")), _SEEN):
         raise UnreadableError("not text")
     return name, _TOLD
 

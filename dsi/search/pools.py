@@ -108,9 +108,9 @@ class Sources(ABC):
 class PoolSources(Sources):
     """Gathers the documents of pools, `count` from each source, from the documents of a tree that this process holds.
 
-    `listed`: returns the inverted lists of a large index, None if documents are read below nodes; an exact search does not have
-    them made. `allowed`: [places] True at those
-    that a filter lets through, None without one; `occupied`: [places] True at those that were not removed, None if none was.
+    `listed`: returns the inverted lists of a large index, None if documents are read below nodes; an exact search does not
+    build them. `allowed`: [places] True at those that a filter lets through, None without one; `occupied`: [places] True at
+    those that were not removed, None if none was.
     """
 
     def __init__(

@@ -87,7 +87,7 @@ def _for_vectors(config: Config, collection: Collection) -> Config:
             f"embeddings are one vector a document, got pieces {config.docids.pieces}. Leave one of the two out."
         )
     if config.has_token_vectors:
-        write_line("With embeddings of your own documents have no token vectors, so late interaction takes no part.")
+        write_line("With embeddings of your own, documents have no token vectors, so late interaction takes no part.")
     own = config.with_changes({"docids.pieces": 1, "tokens.bits": 0})
     if collection.qrels["dev"]:
         return own

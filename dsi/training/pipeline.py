@@ -194,6 +194,7 @@ class TrainingRun:
             texts = "" if is_as_made else self.collection.digest
             version = [FORMAT_VERSION] if STAGES[stage].is_versioned else []
             self._keys[stage] = digest([stage, settings, earlier, texts, self._sources(stage), *version])
+        self._keys = self.processes.first(self._keys)  # machines may hold other models by the same name
 
     def _sources(self, stage: str) -> str:
         """Return what a stage reads beside the collection, settings and earlier stages: files, arrays, code of others."""

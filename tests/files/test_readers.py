@@ -395,9 +395,10 @@ def test_few_letters_in_a_long_text_tell_its_encoding_and_a_wrong_byte_does_not(
         ("fr", "iso-8859-1", "cp1252"), ("zh", "hz-gb-2312", "hz"),
     ],
 )  # fmt: skip
-def test_a_mail_that_declares_another_encoding_is_read_by_its_letters(tmp_path, language, declared, encoding):
-    head = f"Subject: s\nContent-Type: text/plain; charset={declared}\n\n".encode()
-    assert text_of(tmp_path, "a.eml", head + TEXTS[language].encode(encoding)).strip() == TEXTS[language]
+@pytest.mark.parametrize("times", [1, 3_000])
+def test_a_mail_that_declares_another_encoding_is_read_by_its_letters(tmp_path, language, declared, encoding, times):
+    head, text = f"Subject: s\nContent-Type: text/plain; charset={declared}\n\n".encode(), TEXTS[language] * times
+    assert text_of(tmp_path, "a.eml", head + text.encode(encoding)).strip() == text
 
 
 @pytest.mark.parametrize(

@@ -89,9 +89,7 @@ class Postings:
 def postings_arrays(postings: Postings) -> dict[str, Numbers]:
     """Return the arrays of a safetensors file with all lists."""
     if len(postings.values) > np.iinfo(np.int32).max:
-        raise ValueError(
-            f"An index holds at most 2^31 - 1 words of documents, got {len(postings.values)}. Split it."
-        )
+        raise ValueError(f"An index holds at most 2^31 - 1 words of documents, got {len(postings.values)}. Split it.")
     shape = np.array([len(postings), postings.num_documents])
     integers = {"indices": postings.documents, "indptr": postings.starts, "shape": shape}
     return {"data": postings.values, **{name: array.astype(np.int32, copy=False) for name, array in integers.items()}}

@@ -135,8 +135,8 @@ def test_an_index_with_a_generator_takes_its_vectors(encoder):
         ("d33x", "doc_ids names the doc_id 'd33x', which is not in the index."),
         (["d3", "nobody's"], 'doc_ids names the doc_id "nobody\'s", which is not in the index.'),
         ([], "similar() takes one doc_id or more, got none. Name a document."),
-        (None, "doc_ids must be a list or set of doc_ids, got None."),
-        (b"d3", "doc_ids must be a list or set of doc_ids, got b'd3'."),
+        (None, "doc_ids must be a list or set of doc_ids, got None. Put it into a list."),
+        (b"d3", "doc_ids must be a list or set of doc_ids, got b'd3'. Put it into a list."),
         ([1.5], "doc_ids must hold doc_ids, which are strings, got 1.5."),
     ],
 )

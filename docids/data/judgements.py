@@ -12,7 +12,7 @@ from typing import Any
 
 from dsi.docids.data import SPLITS
 from dsi.docids.data.records import Oddities
-from dsi.docids.files.checks import id_of, plain, shown, text, unpack
+from dsi.docids.files.checks import id_of, plain, shown, text, unpack, whole
 from dsi.docids.types import Qrels
 
 logger = logging.getLogger(__name__)
@@ -61,12 +61,7 @@ def _grade(written: str) -> float | None:
     """
     if not _NUMBER.fullmatch(written):
         return None
-    return _whole(float(written))
-
-
-def _whole(value: float) -> float:
-    """Return a number as an integer where it is one."""
-    return int(value) if value.is_integer() and abs(value) < 2**53 else value
+    return whole(float(written))
 
 
 def check_qrels(qrels: Mapping[str, Any], queries: Container[str], rows: Mapping[str, int]) -> dict[str, Qrels]:
@@ -98,7 +93,7 @@ def _memory_judgements(qrels: Any, name: str) -> Iterator[Judgement]:
             if not math.isfinite(value):
                 raise ValueError(f"{source} must be a finite number, got {shown(grade)}.")
             ids = text(id_of(unpack(query_id)), f"{source}: query_id"), text(id_of(unpack(doc_id)), f"{source}: doc_id")
-            yield source, *ids, _whole(value)
+            yield source, *ids, whole(value)
 
 
 def _collected(

@@ -61,9 +61,13 @@ def short_number(number: float) -> str:
 
 def id_of(value: Any) -> Any:
     """Return an id with whole numbers written out, also those that became floats beside a missing one."""
-    if type(value) is float and value.is_integer() and abs(value) < 2**53:
-        value = int(value)
+    value = whole(value) if type(value) is float else value
     return str(value) if type(value) is int and value.bit_length() <= _LONGEST_ID else value
+
+
+def whole(value: float) -> float:
+    """Return a number as an integer where it is one."""
+    return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
 
 def unpack(value: Any) -> Any:

@@ -80,7 +80,7 @@ def _is_wrong(text: str, content: bytes, encoding: str) -> bool:
     if encoding in ("cp1252", "utf-8") and _has_escapes(content):
         return True
     is_foreign = encoding == "cp1252" and len(re.findall(r"[^\W\d_a-zA-Z]", text)) > len(re.findall("[a-zA-Z]", text))
-    return is_foreign or _odd(content, encoding) * 10 > min(len(text), _SEEN)
+    return is_foreign or _odd(text) * 10 > min(len(text), _SEEN)
 
 
 def _has_escapes(content: bytes) -> bool:
@@ -93,10 +93,8 @@ def encoding_of(content: bytes) -> tuple[str, str]:
     text = content.decode("utf-8-sig", errors="replace")
     wrong, letters = text.count("\ufffd"), len(content) - len(content.decode("ascii", errors="ignore"))
     # as UTF-16, ISO-2022 and HZ are; a few zeros are in other texts, too
-    is_wide = content.count(b"\0") * 10 > len(content) or len(_CONTROLS.findall(text, 0, _SEEN)) * 5 > min(
-        len(text), _SEEN
-    )
-    is_wide = is_wide or _has_escapes(content)
+    controls = len(_CONTROLS.findall(text, 0, _SEEN))
+    is_wide = content.count(b"\0") * 10 > len(content) or controls * 5 > min(len(text), _SEEN) or _has_escapes(content)
     if not is_wide and wrong * 4 <= letters:
         return "utf-8-sig", ""
     try:
@@ -118,29 +116,25 @@ def encoding_of(content: bytes) -> tuple[str, str]:
         found = chardet.detect(sample, encoding_era=era, exclude_encodings=[*odds] or None)["encoding"]
         name = codecs.lookup(found or "latin-1").name
         name = _TAKEN.get(name, name)
-        odds[name] = _odd(content, name)
+        odds[name] = _odd(content.decode(name, errors="replace"))
         if odds[name] * 10 <= min(letters, _SEEN):
             break
     if odds.get("cp1250"):  # which has other places for s, t and z with a caron
-        odds["iso8859-2"] = _odd(content, "iso8859-2")
+        odds["iso8859-2"] = _odd(content.decode("iso8859-2", errors="replace"))
     if odds[name] * 50 > min(len(content), _SEEN):  # of the two bytes of a letter, those that come first differ less
         name = f"utf-16-{'be' if len({*content[::2]}) < len({*content[1::2]}) else 'le'}"
-        odds[name] = _odd(content, name)
+        odds[name] = _odd(content.decode(name, errors="replace"))
     name = min(odds, key=odds.__getitem__)
     if odds[name] * 10 > min(len(content.decode(name, errors="replace")), _SEEN):
         raise UnreadableError("not text")
     return name, _TOLD
 
 
-def _odd(content: bytes, encoding: str) -> int:
-    """Return how many of the first characters of a text are none in an encoding, or ones that no text has."""
-    own = content.decode(encoding, errors="replace")[:_SEEN]
-    mixed = len(_MIXED.findall(own))
-    return (
-        mixed
-        + len(_CONTROLS.findall(own))
-        + sum(sign == "\ufffd" or category(sign) in ("Cn", "Co", "Cs") for sign in own)
-    )
+def _odd(text: str) -> int:
+    """Return how many of the first characters of a text are none in its encoding, or ones that no text has."""
+    own = text[:_SEEN]
+    none = sum(sign == "\ufffd" or category(sign) in ("Cn", "Co", "Cs") for sign in own)
+    return none + len(_CONTROLS.findall(own)) + len(_MIXED.findall(own))
 
 
 def name_of(path: Path) -> str:

@@ -185,6 +185,10 @@ class PathEngine(Engine):
         """[nodes] True at allowed documents, [places] True, and at nodes above them."""
         return torch.from_numpy(np.concatenate([nodes_above(self.tree, allowed), allowed])).to(self.device)
 
+    def reads_generator(self, config: SearchConfig) -> bool:
+        """Whether the generator has a part in the scores: another package's fusion may read it at any alpha."""
+        return config.alpha != 0 or config.beta < self.tree.depth or config.fusion not in OWN
+
     @property
     def methods(self) -> Mapping[str, Method]:
         """The methods of search."""
@@ -318,10 +322,7 @@ class PathEngine(Engine):
 
     def _start(self, queries: _Queries) -> Any:
         """Return the decoder's cache of the queries; None if the decoder has no weight."""
-        config = queries.config
-        if config.alpha == 0 and config.beta >= self.tree.depth and config.fusion in OWN:
-            return None
-        return self.generator.start(queries.batch)
+        return self.generator.start(queries.batch) if self.reads_generator(queries.config) else None
 
     def _in_softmax(self, nodes: Tensor, valid: Tensor) -> Tensor:
         """True at children that share their parent's probability: not at those that came after training and were removed."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
-from math import ceil, inf, sqrt
+from math import ceil, sqrt
 from pathlib import Path
 from statistics import fmean, pstdev, stdev
 from typing import Any
@@ -278,7 +278,7 @@ def evaluate(
     splits = overlap_splits(qrels, collection.overlap_documents(split))
     about = {"depth": depth, "measures": measures, **_about(index, collection, split, splits)}
     engine, config = index.snapshot.engine, index.search_config
-    is_idle = engine.has_generator and (config.alpha, config.beta, config.fusion) == (0, inf, "product")
+    is_idle = engine.has_generator and not engine.reads_generator(config)
     idle = "The generator has no part in these answers: alpha is 0." if is_idle else ""
     said = learned_line(learned, judged, split) if learned else idle_memory(engine.memory, config)
     note = "\n".join(filter(None, [said, idle]))

@@ -79,6 +79,10 @@ class Engine(ABC):
                 f'{call}() does not use {unused[0]} with method "exact", which scores all documents; "generate" takes it.'
             )
 
+    def reads_generator(self, config: SearchConfig) -> bool:
+        """Whether a generator has a part in the scores."""
+        return self.has_generator
+
     @abstractmethod
     def meaning(self, config: SearchConfig) -> str:
         """Return what the scores of nodes and documents are."""

@@ -194,11 +194,11 @@ class StageFolders:
 
     def output_digest(self, name: str) -> str:
         """Return a digest of the output on disk of a stage; "" if there is none."""
-        record = _record(self.folder / name)
+        record = stage_record(self.folder / name)
         return digest(record["files"]) if record else ""
 
 
-def _record(folder: Path) -> dict[str, Any]:
+def stage_record(folder: Path) -> dict[str, Any]:
     """Return the record of a stage's output; empty if there is none that can be read whole."""
     record = read_record(folder / _RECORD)
     kinds = {"key": str, "needs": dict, "files": dict, "seconds": int | float}
@@ -207,7 +207,7 @@ def _record(folder: Path) -> dict[str, Any]:
 
 def _is_intact(folder: Path, key: str, needed: Mapping[str, str] | None) -> bool:
     """True if a folder holds the output with this key as it was written, made from the outputs `needed` of earlier stages."""
-    record = _record(folder)
+    record = stage_record(folder)
     if record.get("key") != key or needed not in (None, record["needs"]):
         return False
     paths = {folder / name: expected for name, expected in record["files"].items()}

@@ -27,7 +27,6 @@ from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.data.collection import Collection, MadeTexts, read_collection
 from dsi.docids.data.identical import most_identical, without_identical
-from dsi.docids.files.reading import read_record
 from dsi.docids.files.storage import digest
 from dsi.docids.schemes import DocidsConfig, make_docids
 from dsi.docids.schemes.file import write_docids
@@ -49,7 +48,7 @@ from dsi.store.retriever import Retriever, load
 from dsi.training.docids_stage import scheme_input
 from dsi.training.embedding import DocumentVectors
 from dsi.training.pipeline import TrainingRun
-from dsi.training.stages import STAGES, launch
+from dsi.training.stages import STAGES, launch, stage_record
 from dsi_experiments.rows import Rows, write_table
 from dsi_experiments.tables import Row, t5_of
 
@@ -271,7 +270,7 @@ class Laboratory:
 
     def _seconds(self, config: Config) -> dict[str, float]:
         """{stage: seconds}, those of a training of the decoder from its first step, however often it was killed."""
-        records = {stage: read_record(self._folder(config) / stage / "stage.json") for stage in STAGES}
+        records = {stage: stage_record(self._folder(config) / stage) for stage in STAGES}
         seconds = {stage: record["seconds"] for stage, record in records.items() if record}
         if "generator" in seconds:
             seconds["generator"] = max(seconds["generator"], round(self.training(config)["seconds"], 1))

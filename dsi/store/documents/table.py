@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dsi.docids.data.identical import identical_ids
 from dsi.docids.data.records import COLUMNS, Oddities, ids_of
 from dsi.docids.data.tables import Column, as_table
-from dsi.docids.files.checks import id_of, shown, unpack
+from dsi.docids.files.checks import id_of, shown
 from dsi.docids.types import Ints
 from dsi.search.hits import label_of
 from dsi.search.request import Where
@@ -176,20 +176,21 @@ class DocumentTable:
         if mask.shape != (len(self),):
             raise ValueError(f"{name} must be a mask of {len(self)} booleans, one a document, got {list(mask.shape)}.")
         labels = getattr(value, "index", None)  # of a series of pandas; of a list a method
-        return mask if labels is None or callable(labels) else mask[self._order_of(list(labels), name)]
+        return mask if labels is None or callable(labels) else mask[self._order_of(np.asarray(labels), name)]
 
-    def _order_of(self, labels: list[Any], name: str) -> Ints:
+    def _order_of(self, labels: NDArray[Any], name: str) -> Ints:
         """Return where the documents stand among the labels of a mask: places of documents in order, or doc_ids."""
-        if labels == list(range(len(labels))):
-            return np.arange(len(labels))
-        places = {id_of(unpack(label)): place for place, label in enumerate(labels)}
+        order = np.arange(len(labels))
+        if np.array_equal(labels, order):
+            return order
+        places = {id_of(label): place for place, label in enumerate(labels.tolist())}
         if len(places) == len(labels) and places.keys() == self.rows.keys():
             return np.array([places[doc_id] for doc_id in self.rows])
-        if all(isinstance(label, int) for label in labels) and labels == sorted(set(labels)):
-            return np.arange(len(labels))  # of a table from which rows were left out
+        if labels.dtype.kind in "iu" and (np.diff(labels) > 0).all():
+            return order  # of a table from which rows were left out
         raise ValueError(
-            f"{name} is a series whose labels are neither the doc_ids nor in the order of the documents, got {shown(labels)}. "
-            f"Label it by doc_id, or give {name}.to_numpy() if it is in their order."
+            f"{name} is a series whose labels are neither the doc_ids nor in the order of the documents, "
+            f"got {shown(labels.tolist())}. Label it by doc_id, or give {name}.to_numpy() if it is in their order."
         )
 
     def matches(self, pattern: str) -> NDArray[np.bool_]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from dsi.docids.files.checks import shown
+from dsi.docids.files.declarations import nearest
 from dsi.docids.types import Qrels, Run
 
 STANDARD_MEASURES = ("Hit@1", "Hit@5", "Hit@10", "RR@10", "nDCG@10", "Recall@100")
@@ -66,8 +67,10 @@ def measure_name(name: str) -> str:
     own = _SPELLINGS.get(found[1].removesuffix("_cut")) if found else None
     if found and own and (found[2] or own in _OF_ALL):
         return f"{own}@{found[2]}" if found[2] else own
+    near = nearest(found[1], _SPELLINGS) if found and not own else None
+    meant = f"; did you mean {found[0].replace(found[1], _SPELLINGS[near])}?" if found and near else "."
     raise ValueError(
-        f"Unknown measure {name!r}. There are AP, nDCG and RR, of all answers or @k, and Hit@k, Recall@k, P@k and F@k, with k "
+        f"Unknown measure {name!r}{meant} There are AP, nDCG and RR, of all answers or @k, and Hit@k, Recall@k, P@k and F@k, with k "
         "from 1."
     )
 

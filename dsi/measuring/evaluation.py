@@ -175,14 +175,15 @@ class Evaluation:
         write_json(user_path(path), {**self.about, **more, "systems": systems})
 
     def _found(self) -> str:
-        """Return what the index finds, in a sentence that fits the measures."""
-        means = {name: 100 * self._mean(self.index, name) for name in self.measures}
-        if "Hit@1" in means and "Hit@10" in means:
+        """Return what the index finds, in a sentence that fits the measures, with 95 % intervals."""
+        own = self.row(self.index).values
+        found = {name: f"{100 * mean(own[name]):.1f}{_within([*own[name].values()], 1)}" for name in self.measures}
+        if "Hit@1" in found and "Hit@10" in found:
             return (
-                f"The index finds the document of {means['Hit@1']:.1f} % of the queries at rank 1, "
-                f"of {means['Hit@10']:.1f} % in the top ten."
+                f"The index finds the document of {found['Hit@1']} % of the queries at rank 1, of {found['Hit@10']} % in the "
+                "top ten (with 95 % intervals)."
             )
-        return f"The index has {', '.join(f'{name} {value:.1f}' for name, value in means.items())}."
+        return f"The index has {', '.join(f'{name} {value}' for name, value in found.items())} (with 95 % intervals)."
 
     def _advice(self, name: str, measure_name: str) -> str:
         """Return how many queries more may tell two rows apart: some at first, then what `_POINTS` need; "" if none."""
@@ -223,10 +224,14 @@ def _verdict(difference: float, p: float) -> str:
 
 
 def _added(own: Mapping[str, float], without: Mapping[str, float], query_ids: Sequence[str]) -> str:
-    """Return the mean of some queries, and the difference to the same without; its interval from two queries on."""
-    differences = [100 * (own[query_id] - without[query_id]) for query_id in query_ids]
-    within = f" ± {_NORMAL * stdev(differences) / sqrt(len(differences)):.2f}" if len(differences) > 1 else ""
-    return f"{100 * mean(own, query_ids):.1f} ({fmean(differences):+.2f}{within})"
+    """Return the mean of some queries, and the difference to the same without, with its interval."""
+    differences = [own[query_id] - without[query_id] for query_id in query_ids]
+    return f"{100 * mean(own, query_ids):.1f} ({100 * fmean(differences):+.2f}{_within(differences, 2)})"
+
+
+def _within(values: Sequence[float], digits: int) -> str:
+    """Return half the 95 % interval of a mean, in points, as " ± 0.5"; "" for a single value."""
+    return f" ± {100 * _NORMAL * stdev(values) / sqrt(len(values)):.{digits}f}" if len(values) > 1 else ""
 
 
 def evaluate(

@@ -55,8 +55,21 @@ def test_measures_may_be_chosen_and_all_systems_are_read_as_deep_as_they_ask(ret
     assert evaluation.summary().startswith("The index has AP ")
     with pytest.raises(ValueError, match="Recall@50 reads further than depth = 20; leave depth out, or make it 50"):
         dsi.evaluate(retriever, collection, measures=["R@50"], depth=20)
-    with pytest.raises(ValueError, match=r"Unknown measure 'ndgc@5'\. There are "):
-        dsi.evaluate(retriever, collection, measures=["ndgc@5"])
+    with pytest.raises(ValueError, match=r"Unknown measure 'nDGC@5'; did you mean nDCG@5\? There are "):
+        dsi.evaluate(retriever, collection, measures=["nDGC@5"])
+    with pytest.raises(ValueError, match=r"Unknown measure 'beauty@5'\. There are "):
+        dsi.evaluate(retriever, collection, measures=["beauty@5"])
+
+
+def test_the_interval_of_a_mean_is_told_and_that_of_one_query_is_not(retriever, collection):
+    evaluation = dsi.evaluate(retriever, collection, measures=["RR@10", "nDCG@10"])
+    for name in evaluation.measures:
+        values = 100 * np.array([*evaluation.row("generate").values[name].values()])
+        half = 1.96 * values.std(ddof=1) / np.sqrt(len(values))
+        assert f"{name} {values.mean():.1f} ± {half:.1f}" in evaluation.summary()
+    (query_id, judged), *_ = collection.qrels["test"].items()
+    collection.qrels["test"] = {query_id: judged}
+    assert "±" not in dsi.evaluate(retriever, collection).summary()
 
 
 def test_the_index_is_measured_with_the_settings_given_and_keeps_its_own(retriever, collection):

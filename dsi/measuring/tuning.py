@@ -112,8 +112,8 @@ def tune(retriever: Retriever, collection: Collection) -> Tuning:
     # 3) the weight of words, where too few judgements could choose it
     best = dict[str, Any]()
     if (judged := count_answered(qrels)) < FEWEST_QUERIES:
-        _warn_few(len(queries), judged)
         qrels, best = {}, _by_spread(index)
+        _warn_few(len(queries), judged, best)
     tuning = Tuning(best, [])
     config = dataclasses.replace(config, **best)
     # 4) all else, where there are enough queries
@@ -131,15 +131,16 @@ def tune(retriever: Retriever, collection: Collection) -> Tuning:
     return tuning
 
 
-def _warn_few(queries: int, judged: int) -> None:
+def _warn_few(queries: int, judged: int, best: Mapping[str, float]) -> None:
+    """Say which weights are taken where too few queries could choose them."""
+    level, few = logging.WARNING, f"{judged} dev queries have a relevant document, too few to choose weights on"
     if not queries:
-        logger.info("There are no queries to tune on; weights are those of [search], chosen on other collections.")
+        level, few = logging.INFO, "There are no queries to tune on"
     elif queries < FEWEST_QUERIES:
-        logger.warning(
-            "%d dev queries are too few to choose anything on; the settings stay those of [search].", queries
-        )
-    else:
-        logger.warning("%d dev queries have a relevant document, too few to choose weights on; these stay.", judged)
+        few = f"{queries} dev queries are too few to choose anything on"
+    words = best.get("lexical_weight", LEXICAL_WEIGHT)
+    less = f", but lexical_weight is {words:g}, as this encoder's scores lie close together"
+    logger.log(level, "%s; weights are those of [search]%s.", few, less if words != LEXICAL_WEIGHT else "")
 
 
 def _by_spread(index: Snapshot) -> dict[str, float]:
@@ -320,7 +321,7 @@ def tune_index(folder: Path, collection: Collection, device: str | None = None) 
     if not tuning.best:
         return False
     write_json(folder / _RECORD, {"index": bound_to, "best": tuning.best, "tried": tuning.tried})
-    if retriever.search_config != before:
+    if tuning.tried and retriever.search_config != before:
         chosen = {name: value for name, value in tuning.best.items() if value != getattr(before, name)}
         logger.info("tuned: %s", in_words(chosen))
     if line := idle_memory(retriever.snapshot.memory, retriever.search_config):

@@ -391,10 +391,7 @@ def test_an_index_of_texts_is_searched_without_training(notes, tmp_path, caplog)
     assert set(stages) == {"encoder", "docids", "lexical", "memory"}  # no pseudo-queries, no generator
     assert (retriever.search_config.lexical_weight, retriever.search_config.token_weight) == (0.7, 1.0)
     assert retriever.snapshot.engine.tree.tokens is not None
-    assert (
-        "There are no queries to tune on; weights are those of [search], chosen on other collections."
-        in caplog.messages
-    )
+    assert "There are no queries to tune on" in caplog.text
 
 
 def test_an_index_of_other_texts_is_replaced_on_request_only(sentence_bert_folder, tmp_path):

@@ -15,9 +15,14 @@ TEXTS = ["Neon glows.", "The Danube flows."]
 
 
 @pytest.mark.parametrize(("spread", "weight"), [(0.5, 0.7), (0.25, 0.495), (0.11, 0.328), (0.02, 0.7)])
-def test_words_weigh_less_beside_an_encoder_whose_scores_lie_close_together(monkeypatch, spread, weight):
+def test_words_weigh_less_beside_an_encoder_whose_scores_lie_close_together(
+    monkeypatch, caplog, spread, weight
+):
     monkeypatch.setattr(TextEncoder, "spread", spread)
-    assert dsi.index(TEXTS).search_config.lexical_weight == weight
+    with caplog.at_level("INFO"):
+        assert dsi.index(TEXTS).search_config.lexical_weight == weight
+    assert (f"lexical_weight is {weight:g}" in caplog.text) is (weight != LEXICAL_WEIGHT)
+    assert "tuned" not in caplog.text
 
 
 def test_a_weight_of_words_that_is_set_stays(monkeypatch):

@@ -31,7 +31,7 @@ def test_judgements_without_a_relevant_document_change_nothing(settings, beir, t
     for judged in collection.qrels["dev"].values():
         judged.update(dict.fromkeys(judged, 0))
     config = dsi.train(collection, run, config=settings, device="cpu").search_config
-    assert "0 dev queries have a relevant document, too few to choose weights on; these stay." in caplog.text
+    assert "0 dev queries have a relevant document, too few" in caplog.text
     assert config.lexical_weight == 0.25
     best = json.loads((run / "tuning.json").read_text())["best"]
     assert best == {"beam_width": config.beam_width}
@@ -87,7 +87,7 @@ def test_few_dev_queries_choose_nothing(settings, beir, tmp_path, caplog, monkey
     monkeypatch.setattr("dsi.measuring.tuning.FEWEST_QUERIES", count + 1)
     before = settings.search
     assert dsi.train(collection, tmp_path / "run", config=settings, device="cpu").search_config == before
-    assert f"{count} dev queries are too few to choose anything on; the settings stay those of" in caplog.text
+    assert f"{count} dev queries are too few" in caplog.text
     assert not is_tuned(tmp_path / "run")
     monkeypatch.undo()
     assert tune_index(tmp_path / "run", collection, "cpu")  # there are enough now

@@ -70,8 +70,8 @@ def measure_name(name: str) -> str:
     near = nearest(found[1], _SPELLINGS) if found and not own else None
     meant = f"; did you mean {found[0].replace(found[1], _SPELLINGS[near])}?" if found and near else "."
     raise ValueError(
-        f"Unknown measure {name!r}{meant} There are AP, nDCG and RR, of all answers or @k, and Hit@k, Recall@k, P@k and F@k, with k "
-        "from 1."
+        f"Unknown measure {name!r}{meant} There are AP, nDCG and RR, of all answers or @k, and Hit@k, Recall@k, P@k and F@k, "
+        "with k from 1."
     )
 
 

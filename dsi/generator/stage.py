@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from dsi.config import Config
@@ -24,7 +25,7 @@ from dsi.docids.tree import DocidTree, nearest_places
 from dsi.docids.types import Floats, Ints
 from dsi.generator.base import Generator
 from dsi.generator.examples import DocidExamples, Texts, group_relevant
-from dsi.generator.fusion import find_fusion
+from dsi.generator.fusion import fuse
 from dsi.generator.kinds import create_generator, find_kind
 from dsi.generator.objectives import find_objective
 from dsi.generator.pretrained import PROMPTS, PretrainedGenerator, check_memory, check_walk
@@ -181,7 +182,8 @@ def check_decoder(config: Config, encoder: Encoder) -> None:
     if not generator.exists:
         return
     find_kind(generator.docid_tokens).check_config(config)
-    find_fusion(config.search.fusion)
+    even = torch.full((1, 2, 3), 1 / 3).log()  # [batch, beams, fan_out]
+    fuse(config.search.fusion, even, even, 0.5)
     tree = build_tree(np.eye(4, encoder.embedding_dim, dtype=np.float32), DocidsConfig(branching=2, max_leaf_size=1))
     right = "a model of transformers" if generator.reads == "text" else 'a T5 checkpoint, or "" for none'
     try:

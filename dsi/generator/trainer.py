@@ -15,6 +15,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from dsi.config import TrainingConfig
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.trainers import FiniteTraining, run_trainer, trainer_settings
+from dsi.docids.files.checks import shown
 from dsi.generator.base import Generator
 from dsi.generator.examples import DocidExamples, LengthBucketSampler
 from dsi.generator.objectives import Objective, Task, find_objective
@@ -102,7 +103,14 @@ class _GeneratorTrainer(FiniteTraining, Trainer):
         return LengthBucketSampler(examples.inputs.lengths, batch_size, self.args.seed)
 
     def compute_loss(self, model: Any, inputs: dict[str, Tensor], *_: Any, **__: Any) -> Any:
-        return self.objective.loss(model, inputs, self.state.global_step / self.state.max_steps)
+        loss = self.objective.loss(model, inputs, self.state.global_step / self.state.max_steps)
+        if not (isinstance(loss, Tensor) and loss.ndim == 0 and loss.requires_grad):
+            of = f"{list(loss.shape)}, requires_grad {loss.requires_grad}" if isinstance(loss, Tensor) else shown(loss)
+            raise ValueError(
+                f"{type(self.objective).__name__}.loss must return a scalar tensor with a gradient, got {of}; compute it from "
+                "self.logits, and average it over the batch."
+            )
+        return loss
 
 
 def train_generator(

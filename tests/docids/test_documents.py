@@ -15,7 +15,7 @@ from dsi.commands.main import main
 from dsi.docids.clustering import DocidsConfig, build_tree
 from dsi.docids.data import records as record_checks
 from dsi.docids.data.collection import Collection, read_collection, read_documents
-from dsi.docids.schemes import SchemeInput, make_docids
+from dsi.docids.schemes import Docids, SchemeInput, make_docids
 from dsi.docids.vectors import VectorsConfig
 from dsi.store.documents.table import DocumentTable
 from dsi.store.folder.loading import load_docids
@@ -369,6 +369,15 @@ def test_documents_are_replaced_in_one_step(retriever, chosen, monkeypatch):
         (hit,) = retriever.search(document["text"], k=1, allow=[document["doc_id"]])
         assert (hit.title, hit.text, hit.digits) == (found.title, found.text, found.digits)
     assert len(before.documents) == 40  # a search that runs meanwhile sees the index as it was
+
+
+@pytest.mark.parametrize(("paths", "told"), [([[7], [7], [7]], True), ([[7], [7], [8]], False), ([[7]], False)])
+def test_docids_that_tell_no_documents_apart_are_told(tmp_path, caplog, paths, told):
+    names = ["a", "b", "c"][: len(paths)]
+    documents = datasets.Dataset.from_dict(dict.fromkeys(("doc_id", "title", "text"), names))
+    vectors = np.eye(len(paths), 3, dtype=np.float32)
+    save_docids_stage(Docids.from_paths(paths), vectors, documents, tmp_path, VectorsConfig())
+    assert ("All 3 docids begin with 7" in caplog.text) is told
 
 
 @pytest.mark.parametrize(("megabytes", "kept", "told"), [(2, True, False), (1, False, True), (0, False, False)])

@@ -15,9 +15,7 @@ TEXTS = ["Neon glows.", "The Danube flows."]
 
 
 @pytest.mark.parametrize(("spread", "weight"), [(0.5, 0.7), (0.25, 0.495), (0.11, 0.328), (0.02, 0.7)])
-def test_words_weigh_less_beside_an_encoder_whose_scores_lie_close_together(
-    monkeypatch, caplog, spread, weight
-):
+def test_words_weigh_less_beside_an_encoder_whose_scores_lie_close_together(monkeypatch, caplog, spread, weight):
     monkeypatch.setattr(TextEncoder, "spread", spread)
     with caplog.at_level("INFO"):
         assert dsi.index(TEXTS).search_config.lexical_weight == weight

@@ -106,10 +106,15 @@ def test_what_cannot_be_a_part_is_refused_in_one_line(small, tmp_path):
             {"fusion": "os:abort"},
             "The fusion 'os:abort' must be a function whose parameters are named generator, encoder and alpha",
         ),
+        (
+            {"fusion": own_parts.of_another_shape},
+            "of_another_shape' must return the shape of its arrays, [1,",
+        ),
     ):
         with pytest.raises(ValueError, match=r"^[^\n]*$") as raised:
             dsi.train(collection, tmp_path / "refused", config=config, device="cpu", **hooks)
         assert message in str(raised.value)
+        assert not (tmp_path / "refused" / "encoder").exists()
         assert not (tmp_path / "refused" / "manifest.json").exists()
 
 
@@ -124,6 +129,16 @@ def test_a_step_of_another_shape_says_so_before_anything_is_trained(small, tmp_p
     collection, config = small
     with pytest.raises(ValueError, match=r"OneChild.log_probs must return \[batch, n, largest fan-out\] = .*, got "):
         dsi.train(collection, tmp_path / "run", config=config, device="cpu", generator=own_parts.OneChild)
+
+
+@pytest.mark.parametrize(
+    ("objective", "got"),
+    [(own_parts.ByExample, r"\[2\], requires_grad True"), (own_parts.Constant, r"\[\], requires_grad False")],
+)
+def test_a_loss_that_cannot_be_trained_on_is_named(small, tmp_path, objective, got):
+    collection, config = small
+    with pytest.raises(ValueError, match=f"{objective.__name__}.loss must return a scalar .*, got {got}"):
+        dsi.train(collection, tmp_path / "run", config=config, device="cpu", objective=objective)
 
 
 def test_fusions_are_checked_and_the_mixture_is_one(small, tmp_path):

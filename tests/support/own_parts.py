@@ -20,6 +20,22 @@ class Halved(CrossEntropy):
         return super().loss(model, batch, done) / 2
 
 
+class ByExample(CrossEntropy):
+    """A loss for each example."""
+
+    def loss(self, model, batch, done):
+        """Return several numbers."""
+        return super().loss(model, batch, done).expand(2)
+
+
+class Constant(CrossEntropy):
+    """A loss that nothing can lower."""
+
+    def loss(self, model, batch, done):
+        """Return it without its gradient."""
+        return super().loss(model, batch, done).detach()
+
+
 class ByNode(NodeGenerator):
     """A vector a node, compared with the mean state of the text."""
 

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 _ABSENT = "pairs of documents that are not in the index; they are left out"
 _UNKNOWN = "pairs that the index has not learned; they are left out"
 _EMPTY = "pairs without a query; they are left out"
+_NOT_READ = "values beside query and doc_id; they are not read, and what is learned has the time of learning"
 _UNREADABLE = "queries whose embedding is not finite; their pairs are left out"
 
 
@@ -103,7 +104,8 @@ def checked_pairs(pairs: Iterable[Any], name: str, documents: DocumentTable) -> 
     `pairs`: (query, doc_id), records with these keys, or the path of a file of them; `name`: "learn", or "forget", where an
     empty query stands for all of a document.
     """
-    odd, given = Oddities(name), dict(_named(pairs, name))
+    odd = Oddities(name)
+    given = dict(_named(pairs, name, odd))
     found, kept = documents.find(pair.doc_id for pair in given.values()), []
     for source, pair in given.items():
         if name == "learn" and not pair.query.strip():
@@ -188,32 +190,35 @@ def _rows(content: Content, pairs: Sequence[Pair]) -> tuple[list[int], list[str]
     return known, [pairs[number].query for number in known], rows
 
 
-def _named(pairs: Iterable[Any], name: str) -> Iterator[tuple[str, Pair]]:
+def _named(pairs: Iterable[Any], name: str, odd: Oddities) -> Iterator[tuple[str, Pair]]:
     """Yield pairs, each after the words that name it in messages."""
     if isinstance(pairs, Path):
-        yield from ((source, _record(record, source)) for source, record in pair_records(user_path(pairs)))
+        yield from ((source, _record(record, source, odd)) for source, record in pair_records(user_path(pairs)))
     elif isinstance(pairs, Mapping | str | bytes) or not isinstance(pairs, Iterable):
         raise TypeError(f"{name}() takes a list of (query, doc_id), got {shown(pairs)}; put each pair into a list.")
     else:
         for number, pair in enumerate(items_of(pairs, name)):
-            yield (source := f"{name}: pair {number}"), _pair(pair, source)
+            yield (source := f"{name}: pair {number}"), _pair(pair, source, odd)
 
 
-def _pair(pair: Any, source: str) -> Pair:
+def _pair(pair: Any, source: str, odd: Oddities) -> Pair:
     if isinstance(pair, Mapping):
-        return _record(pair, source)
+        return _record(pair, source, odd)
     if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
         raise TypeError(f"{source} must be (query, doc_id), or a record with these keys, got {shown(pair)}.")
     return Pair(text(pair[0], f"{source}: the query"), text(id_of(pair[1]), f"{source}: the doc_id"))
 
 
-def _record(record: Mapping[str, Any], source: str) -> Pair:
+def _record(record: Mapping[str, Any], source: str, odd: Oddities) -> Pair:
     """Return the pair of a record, as files of training pairs have it."""
     found = [_value(record, keys) for keys in (QUERIES, POSITIVES)]
     if not isinstance(found[1], str):
         raise ValueError(
             f"{source} must have one doc_id, a text, under one of the keys {', '.join(POSITIVES)}, got {shown(record)}."
         )
+    for key in record.keys() - {*QUERIES, *POSITIVES}:
+        if not (isinstance(record[key], list) and not record[key]):  # as a line without a third column has
+            odd.count(_NOT_READ, key)
     return Pair(text(found[0] or "", f"{source}: the query"), text(found[1], f"{source}: the doc_id"))
 
 

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from dsi.docids.data.judgements import by_query
 from dsi.docids.files.checks import shown
 from dsi.docids.files.declarations import nearest
 from dsi.docids.types import Qrels, Run
@@ -82,6 +83,7 @@ def checked_values(values: Mapping[Any, Mapping[Any, Any]], what: str = "score",
     {'7': {'10': 1.0}}
     """
     kind = "a finite number" if finite else "a number"
+    values = by_query(values, f"{what}s")
     checked = {str(query_id): {str(doc_id): value for doc_id, value in own.items()} for query_id, own in values.items()}
     for query_id, own in checked.items():
         for doc_id, value in own.items():
@@ -117,8 +119,8 @@ def evaluate(run: Run, qrels: Qrels, measures: Sequence[str] = STANDARD_MEASURES
     {'Hit@1': {'q': 0.0}, 'RR@10': {'q': 0.5}}
 
     Args:
-        run: scores of the documents returned.
-        qrels: judgements; other queries in the run are ignored.
+        run: scores of the documents returned; or a table, with the columns query_id (or qid), doc_id (or docno) and score.
+        qrels: judgements, or a table of them with a relevance; other queries in the run are ignored.
         measures: names such as "Hit@1" (Success@1 in ir_measures), "nDCG" or "map", as `measure_name` reads them; MAP is the
             mean of AP, the mean reciprocal rank that of RR.
 

@@ -132,7 +132,7 @@ class Collection:
         documents: Iterable[Any],
         *,
         queries: Mapping[str, str] | Iterable[Any] | None = None,
-        qrels: Mapping[str, Qrels] | None = None,
+        qrels: Mapping[str, Any] | None = None,
         dev_queries: int = 500,
         dev_untaught: float = 0.5,
         seed: int = 0,
@@ -150,7 +150,8 @@ class Collection:
                 with an id (doc_id, _id, id or docno), a text (text or contents) and perhaps a title; all else is metadata. A
                 list of texts takes their places, "0", "1", …, as ids.
             queries: {query_id: text}, or records with an id (query_id, _id, id or qid) and a text (text or query).
-            qrels: {"train" | "dev" | "test": {query_id: {doc_id: relevance}}}.
+            qrels: {"train" | "dev" | "test": judgements}: {query_id: {doc_id: relevance}}, or a table with the columns query_id
+                (or qid), doc_id (or docno) and relevance (or score, label, grade).
             dev_queries: as for `read_collection`.
             dev_untaught: as for `read_collection`.
             seed: as for `read_collection`.

@@ -12,6 +12,7 @@ from typing import Any
 
 from dsi.docids.data import SPLITS
 from dsi.docids.data.records import Oddities
+from dsi.docids.data.sources import is_table, items_of
 from dsi.docids.files.checks import id_of, plain, shown, text, unpack, whole
 from dsi.docids.types import Qrels
 
@@ -20,6 +21,8 @@ logger = logging.getLogger(__name__)
 _NUMBER = re.compile(r"[+-]?([0-9]{1,18}|[0-9]{1,18}\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,2})?")
 _HEADS = {"query-id", "query_id", "qid", "query", "topic", "topic_id", "id", "_id"}
 """Names of the first column in a header."""
+_COLUMNS = ("query_id", "qid", "query-id"), ("doc_id", "docno", "corpus-id"), ("relevance", "score", "label", "grade")
+"""Names that the columns of a table of judgements, or of a run, may have: of the query, the document and the number."""
 _ABSENT = (
     "judgements of documents that are not in the collection; no search finds these, recall and ideal DCG count the relevant "
     "ones as missed, and training leaves them out"
@@ -67,15 +70,16 @@ def _grade(written: str) -> float | None:
 def check_qrels(qrels: Mapping[str, Any], queries: Container[str], rows: Mapping[str, int]) -> dict[str, Qrels]:
     """Return judgements {split: {query_id: {doc_id: grade}}}, checked."""
     if not isinstance(qrels, Mapping) or not set(qrels) <= set(SPLITS):
-        flat = isinstance(qrels, Mapping) and any(id_of(unpack(query_id)) in queries for query_id in qrels)
+        flat = is_table(qrels) or (isinstance(qrels, Mapping) and any(id_of(unpack(own)) in queries for own in qrels))
         remedy = '; write {"test": …} around judgements that are to be measured on' if flat else ""
         raise ValueError(
             f"qrels must be {{split: {{query_id: {{doc_id: relevance}}}}}} of the splits {', '.join(SPLITS)}, got "
             f"{shown(qrels)}{remedy}."
         )
     read = {}
-    for split, judged in qrels.items():
+    for split, own in qrels.items():
         name = f"qrels[{split!r}]"
+        judged = by_query(own, name)
         read[split] = _collected(_memory_judgements(judged, name), name, queries, rows)
         for query_id in map(id_of, map(unpack, judged)):
             if query_id in queries:
@@ -130,6 +134,22 @@ def _count_unanswered(qrels: Qrels, rows: Mapping[str, int], odd: Oddities) -> N
     share = 100 * (1 - len(unanswered) / max(len(qrels), 1))
     for query_id in unanswered:
         odd.count(f"{_NO_RELEVANT}, and no mean over all {len(qrels):,} exceeds {share:.1f} %", query_id)
+
+
+def by_query(values: Any, name: str) -> Any:
+    """Return a table of query, document and number as {query_id: {doc_id: number}}, the highest if several; else `values`."""
+    if not is_table(values):
+        return values
+    found = dict[Any, dict[Any, float]]()
+    for place, row in enumerate(items_of(values, name)):
+        own = [row[key] for keys in _COLUMNS for key in keys if key in row]
+        if len(own) != len(_COLUMNS):
+            one = ", ".join(f"one of {', '.join(keys)}" for keys in _COLUMNS)
+            raise ValueError(f"{name}[{place}] must have {one}, got {shown(row)}; rename its columns.")
+        query_id, doc_id, value = own
+        judged = found.setdefault(query_id, {})
+        judged[doc_id] = max(value, judged[doc_id]) if doc_id in judged else value
+    return found
 
 
 def relevant_rows(judged: Mapping[str, float], rows: Mapping[str, int]) -> list[int]:

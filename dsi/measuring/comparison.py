@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dsi.docids.types import Qrels, Run
-from dsi.eval.measures import evaluate, mean, measures_for
+from dsi.eval.measures import checked_values, evaluate, mean, measures_for
 from dsi.eval.protocol import paired_tests
 from dsi.eval.tables import markdown_table
 
@@ -45,6 +45,7 @@ def compare_runs(
 
     By default the measures are those that the judgements ask for.
     """
+    qrels = checked_values(qrels, "grade", finite=True)
     measures = measures or measures_for(qrels)
     first, second = evaluate(a, qrels, measures), evaluate(b, qrels, measures)
     means = {name: (100 * mean(first[name]), 100 * mean(second[name])) for name in measures}

@@ -26,6 +26,7 @@ from dsi.commands.values import read_queries_file
 from dsi.config import Config, read_config
 from dsi.docids.data.collection import Collection, read_collection
 from dsi.eval.trec import write_qrels, write_run
+from dsi.measuring.comparison import compare_runs
 from dsi.search.queries import ids_and_texts
 from dsi.store.folder.info import as_lines, index_info
 from tests.support.files import needs_readers, own
@@ -97,6 +98,22 @@ def test_queries_and_judgements_in_memory_are_those_of_a_saved_folder(tmp_path):
     read = read_collection(tmp_path / "saved")
     assert read.documents[:] == collection.documents[:]
     assert (read.queries, read.qrels) == (queries, collection.qrels)
+
+
+@pytest.mark.parametrize("names", [("query_id", "doc_id", "relevance"), ("qid", "docno", "label")])
+def test_judgements_in_a_table_are_those_of_dictionaries(names):
+    judged = {"1": {"1": 2, "2": 0}, "7": {"2": 1}}
+    rows = [(1, 1, 0), (1, 1, 2), (1, 2, 0), (7, 2, 1)]  # of several grades the highest counts
+    frame = pandas.DataFrame(rows, columns=names)
+    collection = Collection.from_records(ROWS, queries={1: "a", 7: "b"}, qrels={"test": judged})
+    for table in (frame, pyarrow.Table.from_pandas(frame)):
+        own = Collection.from_records(ROWS, queries={1: "a", 7: "b"}, qrels={"test": table})
+        assert (own.qrels, own.digest) == (collection.qrels, collection.digest)
+        assert compare_runs(frame, table, table).means == compare_runs(judged, judged, judged).means
+    with pytest.raises(ValueError, match=r"qrels\['test'\]\[0\] must have one of query_id, .*; rename its columns"):
+        Collection.from_records(ROWS, queries={1: "a"}, qrels={"test": frame.rename(columns={names[1]: "text"})})
+    with pytest.raises(ValueError, match=r"; write \{\"test\": …\} around"):
+        Collection.from_records(ROWS, queries={1: "a"}, qrels=frame)
 
 
 BAD = {

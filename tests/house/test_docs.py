@@ -285,7 +285,6 @@ def test_links_resolve(page):
             continue
         file, _, anchor = target.partition("#")
         found = (page.parent / file).resolve() if file else page
-        found = ROOT / "CONTRIBUTING.md" if found == CONTRIBUTING else found
         assert found.exists(), f"{page.name} links to {target}"
         if anchor.startswith("dsi."):  # anchors of the reference are names of the code
             assert f"::: {anchor}\n" in found.read_text(encoding="utf-8")

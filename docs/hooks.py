@@ -1,7 +1,7 @@
 """mkdocs hooks: CONTRIBUTING.md as a page, pictures of `results/`, line numbers of equations, tables made from the code.
 
-Pages link to `../../results/NAME.svg` and `../../CONTRIBUTING.md`, and that one to `docs/PAGE.md`, as they would on any viewer of
-the repository; here these links lead into the site. Nothing is fetched from elsewhere.
+Pages link to `../../results/NAME.svg` and `../../CONTRIBUTING.md`, and that one to `docs/PAGE.md`, as they would on any viewer
+of the repository; here these links lead into the site. Nothing is fetched from elsewhere.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links to what is beside docs/ lead into the site; citations of the code get their lines; marks get what is made from the code."""
+    """Links to what is beside docs/ lead into the site; citations of the code get their lines, marks what is made from it."""
     markdown = _PICTURE.sub(r"../\1", markdown).replace("../../CONTRIBUTING.md", "../develop/contributing.md")
     for mark, lines in (("<!-- settings -->", settings), ("<!-- commands -->", commands)):
         if mark in markdown:

@@ -125,7 +125,7 @@ def add_configuration(arguments: argparse.ArgumentParser, config: str) -> None:
     for option, name, metavar, text in (
         ("--encoder", "encoder.name", "MODEL", "a sentence-transformers model: a Hub name or a folder"),
         ("--language", "lexical.language", "NAME", 'of the documents, for stemming; "none" turns it off'),
-        ("--pieces", "docids.pieces", "N", "cut a long text into at most N pieces, each embedded by itself"),
+        ("--pieces", "docids.pieces", "N", "cut a long text into at most N pieces with an embedding each"),
     ):
         add(option, type=partial(_short, name), metavar=metavar, help=text)
 
@@ -172,7 +172,7 @@ def with_settings(config: "Config", settings: Sequence[tuple[str, str, Any]]) ->
 
 def add_overwriting(arguments: argparse.ArgumentParser) -> None:
     """Add --discard-updates and --replace."""
-    updated = "train again although `dsi update` changed the index since"
+    updated = "make the index again even if `dsi update` has changed it; those changes are lost"
     arguments.add_argument("--discard-updates", action="store_true", help=updated)
-    lacking = "train even if COLLECTION lacks documents of the index in INDEX; they are lost"
+    lacking = "make the index even if INDEX holds documents that are no longer given; they are lost"
     arguments.add_argument("--replace", action="store_true", help=lacking)

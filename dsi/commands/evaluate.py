@@ -85,7 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
         "documents per query, 10 or more; by default 100 where several are relevant or judgements are graded, else 10"
     )
     add("--depth", type=count, metavar="K", help=depth)
-    missed = "also N queries whose document is not the first answer, the worst first"
+    missed = "also print N queries whose first answer is not relevant, the worst first"
     add("--show", type=count, metavar="N", help=missed)
     add_rerank(command_line, nargs="+", default=[])
     add("--results", type=output_file, help="write search configs, measures and hardware as JSON")

@@ -1,8 +1,8 @@
-"""`dsi explain`: print the answers of a search with the parts of their scores, and how it came about.
+"""`dsi explain`: print the answers of a search with the parts of their scores, and how they were found.
 
-Takes the search options of `dsi search`. --tree adds the nodes kept and pruned, level by level. --document says why a
-document is, or is not, among the answers, and which words it matches. From Python: `retriever.explain(query)` and
-`retriever.search(query).explain(doc_id)`.
+Takes the search options of `dsi search`. --tree adds the nodes kept and pruned, level by level. --document says
+instead why a document is, or is not, among the answers, and which of its words match. From Python: `retriever.explain(query)`
+and `retriever.search(query).explain(doc_id)`.
 """
 
 from argparse import ArgumentParser

@@ -20,7 +20,7 @@ def build_parser() -> ArgumentParser:
     add("sources", nargs="+", type=source_path, metavar="SOURCE", help="files or folders of texts")
     add("run", type=output_folder, metavar="INDEX", help="folder for the index")
     add_configuration(command_line, "a configuration, by name or TOML file; dsi index trains none of its parts")
-    given = ".npy matrix [documents, dim] of the documents' embeddings, which are then not computed"
+    given = "embeddings of the documents, a .npy matrix [documents, dim]; none are computed then"
     add("--embeddings", type=existing_file, metavar="FILE", help=given)
     add_overwriting(command_line)
     add_device(command_line)

@@ -1,7 +1,7 @@
-"""`dsi info`: show what an index is: documents, docids, encoder, weights and who chose them, sizes, versions.
+"""`dsi info`: show what an index is: documents, docids, encoder, weights and how they were chosen, sizes, versions.
 
---learned lists the pairs that it has learned instead, a line each with tabs between: hash of the query, doc_id, how often it
-counts, when it was learned first, and the query where texts are kept. From Python: `retriever.learned()`.
+--learned lists the pairs that it has learned instead, one per line with tabs between: hash of the query, doc_id, how often it
+counts, when it was first learned, and the query if texts are kept. From Python: `retriever.learned()`.
 """
 
 from argparse import ArgumentParser

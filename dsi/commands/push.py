@@ -16,7 +16,7 @@ def build_parser() -> argparse.ArgumentParser:
     command_line = parser("push", __doc__)
     add_index(command_line)
     add = command_line.add_argument
-    add("name", type=_repository, metavar="USER/INDEX", help="on the Hub; made if it does not exist")
+    add("name", type=_repository, metavar="USER/INDEX", help="on the Hub; created if it does not exist")
     add("--private", action="store_true", default=None, help="make a new repository private")
     add("--license", metavar="ID", help="for the card, as the Hub names it: apache-2.0, …")
     words = "upload the hashes of learned queries' words, or keep them here; required if the index has learned any"

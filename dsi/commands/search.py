@@ -57,7 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_index(command_line)
     add = command_line.add_argument
     add("query", type=query_text, nargs="?", metavar="QUERY", help="answer this query and exit")
-    add("--like", nargs="+", metavar="DOC_ID", help="find documents that are like this one, or like several, and exit")
+    add("--like", nargs="+", metavar="DOC_ID", help="find documents like this one, or like several, and exit")
     forms = "queries.jsonl, a .csv, .tsv or .parquet with columns id and text, or id, a tab and the text a line; needs --run"
     add("--queries", type=existing_file, metavar="FILE", help=forms)
     add("--run", type=output_file, metavar="OUT", dest="output", help="TREC run to write for --queries")

@@ -1,7 +1,7 @@
 """`dsi serve`: serve an index over HTTP, with a page at / that shows each search as a tree.
 
 Searches that arrive together are computed together. Documents can be added and removed only with --writable and a bearer token
-in the environment variable DSI_TOKEN; the index on disk changes with that in memory. --workers starts several processes, which
+in the environment variable DSI_TOKEN; updates change the index in memory and on disk. --workers starts several processes, which
 share the memory of the index. --mcp http adds /mcp, where agents find tools (Model Context Protocol); --mcp stdio serves one
 agent over standard input and output, and loads the index while it answers. After SIGTERM or Ctrl-C, running requests
 have 5 seconds to finish. It has no TLS: put a proxy in front.
@@ -114,8 +114,8 @@ def build_parser() -> argparse.ArgumentParser:
     arguments = parser("serve", __doc__)
     add_index(arguments)
     add = arguments.add_argument
-    add("--host", default="127.0.0.1", help="address to listen at; 0.0.0.0 for all")
-    add("--port", type=number(int, 0, 65535), default=8000, help="to listen at; 0 for a free one")
+    add("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all")
+    add("--port", type=number(int, 0, 65535), default=8000, help="port to listen on; 0 picks a free one")
     add("--workers", type=count, default=1, metavar="N", help="processes")
     agents = "offer search to agents: at /mcp, or over standard input and output alone"
     add("--mcp", choices=("http", "stdio"), help=agents)

@@ -5,7 +5,7 @@ nothing else is touched. With --add, files of any kind that `dsi index` reads ad
 is both removed and added is replaced. --learn learns which documents users chose for their queries, and --forget undoes that;
 --since and --before limit it to pairs learned in that period (`dsi info INDEX --learned` lists them). --texts keeps the texts
 of documents in the index, for rerankers that read them. --vectors keeps their vectors in fewer bytes. The index on disk changes
-atomically; on any error it stays as it is. Updates at the same time wait for each other.
+atomically; on any error it stays as it is. Simultaneous updates wait for each other.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
         pairs = f"files of query<TAB>doc_id, or with these keys (.tsv, .csv, .jsonl, .parquet), to {what}"
         add(f"--{name}", type=existing_file, nargs="+", default=[], metavar="FILE", help=pairs)
     for name in ("since", "before"):
-        add(f"--{name}", metavar="TIME", help=f"forget only what was learned {name} it: 2026-11-28T14:30, in UTC")
+        add(f"--{name}", metavar="TIME", help=f"forget only what was learned {name} this time in UTC: 2026-11-28T14:30")
     add("--texts", type=collection_folder, metavar="COLLECTION", help="keep the texts of its documents in the index")
     add("--vectors", choices=("float32", "int8"), help="how vectors are kept from now on")
     add_device(command_line)

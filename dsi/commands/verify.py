@@ -1,7 +1,7 @@
-"""`dsi verify`: judge an index from elsewhere before it is loaded.
+"""`dsi verify`: check an index from elsewhere before you load it.
 
 The command compares the files with the manifest, checks that they contain only data, and loads and searches the index in a
-child process. Loading an index that this machine has not written does the same once; this command does it again.
+child process. An index that this machine did not write is checked once when it is loaded; this command checks it again.
 """
 
 import argparse

@@ -64,10 +64,10 @@ class SearchConfig:
     token_weight: Weight = 0.0
     """Weight of late interaction in a document's score; needs an index with token vectors."""
     memory_weight: Weight = 0.0
-    """Weight of what users took for earlier queries in a document's score; without effect until the index has learned some."""
+    """Weight of earlier queries in a document's score; without effect until the index has learned some."""
     ann_temperature: Annotated[float, Field(ge=1e-6, le=1e6), Remedy("1 is the paper's")] = 1.0
-    """Divides the encoder's scores that join a generator's; 1 in the paper, less for normalised embeddings. What the encoder
-    says counts (1 - alpha) / ann_temperature: an alpha means nothing without its temperature."""
+    """Divides the encoder's scores that join a generator's; 1 in the paper, less for normalised embeddings. The encoder's
+    weight is (1 - alpha) / ann_temperature, so alpha means nothing without it."""
 
 
 class Written(NamedTuple):
@@ -103,10 +103,10 @@ class SearchOptions(TypedDict, total=False):
     expression (`pyarrow.compute.field("lang") == "en"`), or [documents] booleans."""
     min_score: Annotated[float | None, Written(float, "SCORE", 0.5)]
     """The lowest score of an answer: documents below it are left out, so that fewer than k may be returned. Scores of other
-    weights, and of other indexes, are of other sizes."""
+    weights or other indexes cannot be compared."""
     passages: Annotated[int | None, Written(int, "N", 3)]
-    """Passages of each hit: its best places, in their order in the text, none of which overlap; `hit.passages` has them. A
-    short text is one passage."""
+    """The best passages of each hit, in the order of the text and without overlap: `hit.passages`. A short text is one
+    passage."""
     extra_scores: Annotated[Scores | None, Written(object)]
     """[queries, documents], in the order of the document table: any other score (recency, popularity, …), already
     weighted. It is added to a document's score; the best `candidates` by it are scored too."""

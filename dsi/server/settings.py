@@ -39,7 +39,7 @@ class ServerSettings:
     allow_origin: str = ""
     """Origin whose pages may call the server from a browser (CORS), as https://example.org, or * for any; none by default."""
     max_batch: Count = 32
-    """Queries that are computed together; 1 for none."""
+    """Queries that are computed together, at most; 1 turns batches off."""
     max_wait: Annotated[float, Field(ge=0, le=1)] = 0.003
     """Seconds that a request waits for others to join its batch."""
     max_waiting: Count = 1000
@@ -55,9 +55,9 @@ class ServerSettings:
     max_candidates: Count = 10_000
     """Documents that the walk and the words each contribute."""
     max_tokens: Count = 8000
-    """Tokens of texts that an answer to an agent has (MCP)."""
+    """Tokens of text in an answer to an agent (MCP), at most."""
     timeout: Annotated[float, Field(ge=1e-6, le=LARGEST)] = 30.0
-    """Seconds until a search is given up, with 503."""
+    """Seconds after which a search is abandoned, with 503."""
     learn_rate: Whole = 600
     """Pairs that each process learns a minute, at most; more are refused with 429."""
     max_body: Count = 8_000_000

@@ -105,10 +105,9 @@ class _GeneratorTrainer(FiniteTraining, Trainer):
     def compute_loss(self, model: Any, inputs: dict[str, Tensor], *_: Any, **__: Any) -> Any:
         loss = self.objective.loss(model, inputs, self.state.global_step / self.state.max_steps)
         if not (isinstance(loss, Tensor) and loss.ndim == 0 and loss.requires_grad):
-            of = f"{list(loss.shape)}, requires_grad {loss.requires_grad}" if isinstance(loss, Tensor) else shown(loss)
             raise ValueError(
-                f"{type(self.objective).__name__}.loss must return a scalar tensor with a gradient, got {of}; compute it from "
-                "self.logits, and average it over the batch."
+                f"{type(self.objective).__name__}.loss must return a scalar tensor with a gradient, got {shown(loss)}; compute "
+                "it from self.logits, and average it over the batch."
             )
         return loss
 

@@ -110,7 +110,7 @@ def test_judgements_in_a_table_are_those_of_dictionaries(names):
         own = Collection.from_records(ROWS, queries={1: "a", 7: "b"}, qrels={"test": table})
         assert (own.qrels, own.digest) == (collection.qrels, collection.digest)
         assert compare_runs(frame, table, table).means == compare_runs(judged, judged, judged).means
-    with pytest.raises(ValueError, match=r"qrels\['test'\]\[0\] must have one of query_id, .*; rename its columns"):
+    with pytest.raises(ValueError, match=r"qrels\['test'\]\[0\] must have one each of .*; rename columns"):
         Collection.from_records(ROWS, queries={1: "a"}, qrels={"test": frame.rename(columns={names[1]: "text"})})
     with pytest.raises(ValueError, match=r"; write \{\"test\": …\} around"):
         Collection.from_records(ROWS, queries={1: "a"}, qrels=frame)

@@ -133,7 +133,7 @@ def test_a_step_of_another_shape_says_so_before_anything_is_trained(small, tmp_p
 
 @pytest.mark.parametrize(
     ("objective", "got"),
-    [(own_parts.ByExample, r"\[2\], requires_grad True"), (own_parts.Constant, r"\[\], requires_grad False")],
+    [(own_parts.ByExample, r"tensor\(\[.*grad_fn"), (own_parts.Constant, r"tensor\([0-9.]+\);")],
 )
 def test_a_loss_that_cannot_be_trained_on_is_named(small, tmp_path, objective, got):
     collection, config = small

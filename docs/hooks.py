@@ -17,6 +17,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
 _PICTURE = re.compile(r"\.\./\.\./(results/[\w/.-]+\.svg)")
+_RESULT = re.compile(r"\[([^\]]+)\]\(\.\./\.\./(results/[\w/.-]+\.(?:md|json))\)")
 _FETCHED = re.compile(r'<(?:script|img|iframe|link)\b[^>]*(?:src|href)="(?:https?:)?//[^>]*>')
 _CITATION = re.compile(r"`([\w/]+\.py)` “([^”]+)”")
 
@@ -37,6 +38,7 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Links to what is beside docs/ lead into the site; citations of the code get their lines, marks what is made from it."""
     markdown = _PICTURE.sub(r"../\1", markdown).replace("../../CONTRIBUTING.md", "../develop/contributing.md")
+    markdown = _RESULT.sub(r"\1 (`\2`)", markdown)  # measured files are in the repository alone
     for mark, lines in (("<!-- settings -->", settings), ("<!-- commands -->", commands)):
         if mark in markdown:
             markdown = markdown.replace(mark, "\n".join(lines()))

@@ -315,7 +315,7 @@ def tune_index(folder: Path, collection: Collection, device: str | None = None) 
     bound_to = index_state(folder)
     retriever = load(folder, device=device)
     before = retriever.search_config
-    with stage_line("tuning"):
+    with stage_line("weights and percentiles"):
         tuning = tune(retriever, collection)
     retriever.save()
     if not tuning.best:

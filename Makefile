@@ -38,7 +38,7 @@ lint: .venv/installed
 	$(BIN)/typos
 
 docs: .venv/installed
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 results: .venv/installed
 	$(BIN)/dsi results $(if $(DATA),--data $(DATA)) --output runs/results

@@ -122,6 +122,8 @@ def draw_pages(run: Path) -> None:
             page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
             page.goto(f"{server.url}/?q={QUERY}")
             page.wait_for_selector("#answers mark")
+            page.reload()  # the first search takes longer
+            page.wait_for_selector("#answers mark")
             page.wait_for_selector("#tree .answer")
             page.wait_for_timeout(500)  # a transition
             shot = Image.open(io.BytesIO(page.screenshot()))

@@ -2,6 +2,7 @@
 
 * page-light.png, page-dark.png, page-narrow.png: the page of `dsi serve` in Chromium;
 * beam.svg: a real search, drawn from `retriever.explain` of the index in INDEX (`make example` makes it);
+* taught.svg: another, after the index learned which document a user took for an earlier query;
 * targets.svg: a tree of eight documents with the best probability below each node (Zhuo et al. 2020, Figure 1).
 
 With a collection after INDEX it also draws beam-widths.svg, a result: what beams of 5 to 80 find, by what they read.
@@ -25,6 +26,7 @@ from tests.support.serving import live
 
 FOLDER = Path(__file__).parent / "pictures"
 QUERY = "which plants catch insects"
+ASKED, EARLIER = "which plant is in little shop of horrors", ("the plant in little shop of horrors", "venus-flytrap")
 
 KEPT, ANSWER, PRUNED, TEXT, LINE = "#3f51b5", "#c75300", "#757575", "#212121", "#c5cae9"
 ROW, COLUMN = 26, 225
@@ -47,7 +49,8 @@ def beam_box(node: ExplainedNode) -> Box:
     digits = ".".join(map(str, node.digits))
     score = "not scored" if node.score is None else f"{node.score:.2f}"
     found = f" (by {' and '.join(node.found_by)})" if node.found_by and "walk" not in node.found_by else ""
-    return Box(f"{mark}{digits} · {what} · {score}{found}", colour, beam_boxes(node.children))
+    taught = f", {node.parts['memory']:.2f} by memory" if node.parts.get("memory", 0) >= 0.05 else ""
+    return Box(f"{mark}{digits} · {what} · {score}{taught}{found}", colour, beam_boxes(node.children))
 
 
 def beam_boxes(nodes: list[ExplainedNode]) -> list[Box]:
@@ -62,6 +65,7 @@ def beam_boxes(nodes: list[ExplainedNode]) -> list[Box]:
 def tree_svg(root: Box, title: str, column: int = COLUMN) -> str:
     """The tree from left to right, a column a level, as SVG text."""
     parts: list[str] = []
+    ends_at = [12 + 8.5 * len(title)]  # where texts end on the right
 
     def draw(box: Box, depth: int, row: float) -> tuple[float, float]:
         """Draws the box below row `row`; returns its own row and the next free one."""
@@ -81,11 +85,12 @@ def tree_svg(root: Box, title: str, column: int = COLUMN) -> str:
         weight = ' font-weight="600"' if box.colour == ANSWER else ""
         parts.append(f'<circle cx="{x}" cy="{44 + y * ROW:.0f}" r="4" fill="{box.colour}"/>')
         fill = PRUNED if box.colour == PRUNED else TEXT
+        ends_at.append(x + 9 + (7.6 if weight else 7) * len(box.text))
         parts.append(f'<text x="{x + 9}" y="{48 + y * ROW:.0f}" fill="{fill}"{weight}>{escape(box.text)}</text>')
         return y, max(free, row + 1)
 
     _, rows = draw(root, 0, 0.0)
-    width, height = 60 + column * depth_of(root), 44 + rows * ROW
+    width, height = round(max(ends_at)) + 12, 44 + rows * ROW
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height:.0f}" width="{width}" '
         f'font-family="system-ui, sans-serif" font-size="13">\n'
@@ -96,17 +101,17 @@ def tree_svg(root: Box, title: str, column: int = COLUMN) -> str:
     )
 
 
-def depth_of(box: Box) -> int:
-    """Levels of a drawn tree."""
-    return 1 + max((depth_of(child) for child in box.children), default=0)
-
-
-def beam_svg(run: Path) -> str:
+def beam_svg(retriever: dsi.Retriever, query: str, note: str) -> str:
     """One search with a narrow beam, as a tree."""
-    retriever = dsi.load(run, device="cpu")
-    explanation = retriever.explain(QUERY, k=3, beam_width=3)
+    explanation = retriever.explain(query, k=3, beam_width=3)
     root = Box(f"{len(retriever)} documents", KEPT, beam_boxes(explanation.roots))
-    return tree_svg(root, f"“{QUERY}”: beam of 3 (blue kept, orange answers)")
+    return tree_svg(root, f"“{query}”{note}")
+
+
+def taught_svg(retriever: dsi.Retriever) -> str:
+    """A search after the index has learned an answer to an earlier query."""
+    retriever.learn([EARLIER])
+    return beam_svg(retriever, ASKED, f", after a user took Venus flytrap for “{EARLIER[0]}”")
 
 
 def draw_pages(run: Path) -> None:
@@ -116,6 +121,8 @@ def draw_pages(run: Path) -> None:
         for name, (scheme, width, height) in looks.items():
             page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
             page.goto(f"{server.url}/?q={QUERY}")
+            page.wait_for_selector("#answers mark")
+            page.reload()  # the first search takes longer
             page.wait_for_selector("#answers mark")
             page.wait_for_selector("#tree .answer")
             page.wait_for_timeout(500)  # a transition
@@ -163,7 +170,10 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     if len(sys.argv) > 1:
         draw_pages(Path(sys.argv[1]))
-        (FOLDER / "beam.svg").write_text(beam_svg(Path(sys.argv[1])), encoding="utf-8")
+        retriever = dsi.load(sys.argv[1], device="cpu")
+        beam = beam_svg(retriever, QUERY, ": beam of 3 (blue kept, orange answers)")
+        (FOLDER / "beam.svg").write_text(beam, encoding="utf-8")
+        (FOLDER / "taught.svg").write_text(taught_svg(retriever), encoding="utf-8")
     if len(sys.argv) > 2:
         draw_beam_widths(Path(sys.argv[1]), sys.argv[2])
     (FOLDER / "targets.svg").write_text(targets_svg(), encoding="utf-8")

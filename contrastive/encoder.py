@@ -22,7 +22,6 @@ from transformers.utils import logging as transformers_logging
 
 from dsi.contrastive.config import FRESH, PACKAGED, EncoderConfig
 from dsi.contrastive.devices import check_device, has_bfloat16
-from dsi.contrastive.export import write_graph
 from dsi.contrastive.inference import for_inference
 from dsi.contrastive.model_files import TEXTS, offline
 from dsi.contrastive.models import check_inputs, is_local, load_complete, write_model
@@ -172,11 +171,6 @@ class Encoder(TextEncoder):
 
     def save(self, folder: Path) -> None:
         """Write a plain sentence-transformers folder, weights as they were stored; the same encoder gives the same files."""
-        self.save_model(folder)
-        write_graph(self, self.model, folder)
-
-    def save_model(self, folder: Path) -> None:
-        """Write what `save` does but for the graph, which takes a second and refuses nothing."""
         with self._tokenizing, quiet_transformers():
             halved = self.dtype != self.model.dtype
             write_model(copy.deepcopy(self.model).to(self.dtype) if halved else self.model, folder)

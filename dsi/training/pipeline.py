@@ -44,7 +44,7 @@ from dsi.docids.words.bm25 import BM25, load_lexical
 from dsi.measuring.tuning import configure, is_as_configured, is_tuned, tune_index
 from dsi.store.folder.loading import load_encoder, load_tree
 from dsi.store.folder.manifest import FORMAT_VERSION, PARTS, search_config
-from dsi.store.folder.writing import generation_of, is_whole, retire, search_entries, write_manifest
+from dsi.store.folder.writing import generation_of, is_whole, retire, save_encoder, search_entries, write_manifest
 from dsi.store.learning import query_terms, query_vectors
 from dsi.store.retriever import Retriever, load
 from dsi.training import preflight
@@ -275,7 +275,7 @@ class TrainingRun:
             train_encoder(encoder, rows, config, work, seed=self.config.seed, bf16=self.config.bf16)
         if self.processes.is_main:
             with self._output("encoder") as folder:
-                encoder.save(folder)
+                save_encoder(encoder, folder)
 
     def _contrastive_rows(self, encoder: Encoder) -> datasets.Dataset:
         queries, count, negatives = train_queries(self.collection, encoder), self.config.contrastive.negatives, None
@@ -343,7 +343,7 @@ class TrainingRun:
                 generator.save_pretrained(str(folder))
                 write_json(folder / "training.json", record)
                 if config.training.train_encoder:
-                    encoder.save(folder / "encoder")
+                    save_encoder(encoder, folder / "encoder")
 
     def _make_memory(self) -> None:
         """Learn the train queries and their documents, as the index's encoder reads them."""

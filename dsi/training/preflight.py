@@ -167,7 +167,7 @@ def check_storable(name: str, model: Encoder, processes: Processes) -> None:
     if processes.is_main:
         with TemporaryDirectory(prefix="dsi-") as folder:
             try:
-                model.save_model(Path(folder))
+                model.save(Path(folder))
             except ValueError as error:
                 problem = str(error).replace(f"{folder}/", "").rstrip(".")
     if problem := processes.first(problem):

@@ -25,6 +25,7 @@ CORE = ("docids", "contrastive", "eval", "search", "config", "store", "measuring
 """Rooms, each of which imports only those before it, and itself; contrastive and eval do not import each other."""
 EXTENSIONS: dict[str, set[str]] = {
     "generator": {"docids", "contrastive", "search", "config", "training"},
+    "graph": {"docids", "contrastive"},
     "tries": {"docids", "store"},
     "hub": {"contrastive", "docids", "store"},
     "rerankers": {"contrastive", "docids", "search"},
@@ -37,6 +38,8 @@ EXTENSIONS: dict[str, set[str]] = {
 FROM_WITHIN = {
     ("dsi.config", "generator"),
     ("dsi.store.folder.loading", "generator"),
+    ("dsi.store.folder.loading", "graph"),
+    ("dsi.store.folder.writing", "graph"),
     ("dsi.training.pipeline", "generator"),
     ("dsi.training.preflight", "generator"),
     ("dsi.docids.data.collection", "files"),

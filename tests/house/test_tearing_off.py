@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 WING = ("tests/wing",)
 ROOMS: dict[str, tuple[str, ...]] = {
     "generator": ("dsi/generator", "tests/generator", "tests/house/test_without_wing.py", *WING),
+    "graph": ("dsi/graph", "tests/graph"),
     "tries": ("dsi/tries", "tests/tries", "tests/trials/test_identifiers.py", *WING),
     "hub": ("dsi/hub.py", "tests/hub"),
     "rerankers": ("dsi/rerankers.py", "tests/rerankers", "tests/house/test_without_wing.py", *WING),

@@ -12,7 +12,7 @@ import tomli_w
 from pydantic import Field
 
 from dsi.contrastive.config import ContrastiveConfig, EncoderConfig, TokensConfig
-from dsi.docids.extensions import GENERATORS, extension_names, generator_room, is_import_path
+from dsi.docids.extensions import GENERATORS, extension_names, extension_room, is_import_path
 from dsi.docids.files.checks import check_name, shown, user_path
 from dsi.docids.files.declarations import (
     Amount,
@@ -160,7 +160,7 @@ class TrainingConfig:
         """Return whether the objective has some of the attributes of `dsi.generator.objectives.Objective`; "ce" has none."""
         if self.objective == CROSS_ENTROPY:
             return False
-        with generator_room():
+        with extension_room():
             from dsi.generator.objectives import find_objective
         objective = find_objective(self.objective)
         return any(getattr(objective, name) for name in attributes)

@@ -178,8 +178,6 @@ def read_numbers(folder: Path, doc_ids: Sequence[str], tree: DocidTree) -> Ints:
 def check_decoder(config: Config, encoder: Encoder) -> None:
     """Make the generator for a tree of four documents; raises what making it for the real one would."""
     generator, width = config.generator, encoder.state_dim
-    if not generator.exists:
-        return
     find_kind(generator.docid_tokens).check_config(config)
     find_fusion(config.search.fusion)
     tree = build_tree(np.eye(4, encoder.embedding_dim, dtype=np.float32), DocidsConfig(branching=2, max_leaf_size=1))

@@ -30,7 +30,7 @@ from dsi.contrastive.blocks import DocumentTexts, giving_back, in_blocks
 from dsi.contrastive.encoder import Encoder, quiet_transformers
 from dsi.contrastive.training import contrastive_rows, drawn_documents, hard_negatives, train_encoder
 from dsi.docids.data.collection import Collection, check_collection
-from dsi.docids.extensions import GENERATORS, OBJECTIVES, generator_room, package_of
+from dsi.docids.extensions import GENERATORS, OBJECTIVES, extension_room, package_of
 from dsi.docids.files.checks import folder_to_write
 from dsi.docids.files.processes import BuildingCluster
 from dsi.docids.files.progress import write_line
@@ -255,8 +255,8 @@ class TrainingRun:
     def _make_queries(self) -> None:
         if not self.processes.is_main:
             return
-        with generator_room():
-            from dsi.generator.pseudo_queries import generate_queries
+        with extension_room():
+            from dsi.pseudo_queries import generate_queries
         made = self._work("pseudo_queries") / "queries.jsonl"
         held_out = [*self.collection.query_texts("dev").values(), *self.collection.query_texts("test").values()]
         generate_queries(
@@ -330,7 +330,7 @@ class TrainingRun:
                 lexical.save(folder)
 
     def _make_generator(self) -> None:
-        with generator_room():
+        with extension_room():
             from dsi.generator.stage import GeneratorStage
         config, encoder = self.config, self.encoder()
         queries = (*self.pseudo_queries(), self._keys.get("pseudo_queries", ""))
@@ -420,7 +420,7 @@ class TrainingRun:
         """Return document row and text of the pseudo-queries; the texts stay on disk."""
         if self.config.pseudo_queries.method == "none":
             return np.empty(0, dtype=np.int64), []
-        with generator_room():
-            from dsi.generator.pseudo_queries import read_queries_table
+        with extension_room():
+            from dsi.pseudo_queries import read_queries_table
         table, rows = read_queries_table(self.folder / "pseudo_queries" / "queries.jsonl"), self.collection.rows
         return np.fromiter((rows[doc_id] for doc_id in in_blocks(table["doc_id"])), dtype=np.int64), table["text"]

@@ -19,7 +19,7 @@ from dsi.contrastive.model_files import file_stamp
 from dsi.contrastive.training import NO_QUERIES
 from dsi.docids.data.collection import Collection, is_beir
 from dsi.docids.data.tables import as_table
-from dsi.docids.extensions import generator_room, import_path
+from dsi.docids.extensions import extension_room, import_path
 from dsi.docids.files.checks import shown, user_path
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.reading import folder_sums, read_record
@@ -153,8 +153,11 @@ def check_encoder(config: Config, encoder: Encoder) -> None:
             f"training.train_encoder needs a transformer, and {config.encoder.name} is a table of token vectors "
             "(StaticEmbedding); set it to false, or name another encoder."
         )
-    if config.generator.exists or config.pseudo_queries.method != "none":
-        with generator_room():
+    if config.pseudo_queries.method != "none":
+        with extension_room():
+            import dsi.pseudo_queries  # noqa: F401
+    if config.generator.exists:
+        with extension_room():
             from dsi.generator.stage import check_decoder
         check_decoder(config, encoder)
     if config.docid_tokenizer:

@@ -25,6 +25,7 @@ CORE = ("docids", "contrastive", "eval", "search", "config", "store", "measuring
 """Rooms, each of which imports only those before it, and itself; contrastive and eval do not import each other."""
 EXTENSIONS: dict[str, set[str]] = {
     "generator": {"docids", "contrastive", "search", "config", "training"},
+    "pseudo_queries": {"docids", "contrastive", "config"},
     "graph": {"docids", "contrastive"},
     "tries": {"docids", "store"},
     "hub": {"contrastive", "docids", "store"},
@@ -42,6 +43,8 @@ FROM_WITHIN = {
     ("dsi.store.folder.writing", "graph"),
     ("dsi.training.pipeline", "generator"),
     ("dsi.training.preflight", "generator"),
+    ("dsi.training.pipeline", "pseudo_queries"),
+    ("dsi.training.preflight", "pseudo_queries"),
     ("dsi.docids.data.collection", "files"),
     ("dsi.store.updating", "files"),
     ("dsi.measuring.evaluation", "rerankers"),

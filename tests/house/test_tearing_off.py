@@ -15,6 +15,7 @@ WING = ("tests/wing",)
 ROOMS: dict[str, tuple[str, ...]] = {
     "generator": ("dsi/generator", "tests/generator", "tests/house/test_without_wing.py", *WING),
     "graph": ("dsi/graph", "tests/graph"),
+    "pseudo_queries": ("dsi/pseudo_queries.py", "tests/pseudo_queries", *WING),
     "tries": ("dsi/tries", "tests/tries", "tests/trials/test_identifiers.py", *WING),
     "hub": ("dsi/hub.py", "tests/hub"),
     "rerankers": ("dsi/rerankers.py", "tests/rerankers", "tests/house/test_without_wing.py", *WING),

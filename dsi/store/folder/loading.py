@@ -23,7 +23,7 @@ from dsi.contrastive.model_files import offline
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.data.records import COLUMNS
 from dsi.docids.data.tables import Column
-from dsi.docids.extensions import generator_room
+from dsi.docids.extensions import extension_room
 from dsi.docids.files.checks import plain, user_path
 from dsi.docids.files.reading import RESTORE, MappedFile, read_record, read_while_unchanged, reading
 from dsi.docids.files.storage import content_fingerprint, recover_folder
@@ -138,7 +138,7 @@ def read_index(
 
 
 def _load_generator(folder: Path, device: Any) -> Any:
-    with generator_room(), offline():
+    with extension_room(), offline():
         from dsi.generator.kinds import load_generator
 
         return load_generator(folder, device)

@@ -208,7 +208,7 @@ FRESH: dict[str, object] = {"decoder": "", "num_layers": 1}
         (
             {"decoder": "t5/none"},
             FileNotFoundError,
-            "generator.decoder 't5/none' cannot be loaded .*name a T5 checkpoint",
+            "generator.decoder 't5/none' cannot be loaded .*name the folder or Hub name",
         ),
     ],
 )

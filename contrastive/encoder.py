@@ -17,10 +17,10 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
-from dsi.contrastive.config import FRESH, PACKAGED, EncoderConfig
+from dsi.contrastive.config import PACKAGED, EncoderConfig
 from dsi.contrastive.devices import check_device, has_bfloat16
 from dsi.contrastive.inference import for_inference
 from dsi.contrastive.model_files import TEXTS, offline
@@ -109,13 +109,8 @@ class Encoder(TextEncoder):
     @classmethod
     def _configured(cls, config: EncoderConfig, device: str | None) -> SentenceTransformer:
         """Return the model that a config names."""
-        name = config.name.removeprefix(FRESH)
-        packaged = packaged_encoder() if name == PACKAGED else None
-        model = _load_named(str(packaged or name), device)
-        if config.name.startswith(FRESH):
-            torch.manual_seed(0)
-            transformer = model[0].auto_model
-            transformer.load_state_dict(AutoModel.from_config(transformer.config).state_dict(), strict=False)
+        packaged = packaged_encoder() if config.name == PACKAGED else None
+        model = _load_named(str(packaged or config.name), device)
         if config.pooling == "mean":
             pooling = Pooling(model[0].get_embedding_dimension(), pooling_mode="mean")
             model = SentenceTransformer(

@@ -158,7 +158,7 @@ class GeneratorStage:
         folders = [
             self.folders.states / f"{what}-{digest([*made_from, part.kind, part.origin])[:16]}" for part in parts
         ]
-        if self.folders.processes.is_main and not self.folders.store:
+        if self.folders.processes.is_main:
             for kind in ("queries", "states"):
                 remove_others(self.folders.states, kind, folders)
         self.folders.processes.wait()

@@ -13,7 +13,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from dsi.config import EXTRACTIVE, Config, read_config, run_config
-from dsi.contrastive.config import FRESH
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.model_files import file_stamp
 from dsi.contrastive.training import NO_QUERIES
@@ -53,7 +52,7 @@ def check_settings(config: Config, collection: Collection) -> None:
 
 def _models(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (setting, name) of the models that are to be loaded."""
-    yield "encoder.name", config.encoder.name.removeprefix(FRESH)
+    yield "encoder.name", config.encoder.name
     if config.generator.decoder:
         yield "generator.decoder", config.generator.decoder
     yield "pseudo_queries.method", config.pseudo_queries.method

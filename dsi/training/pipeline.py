@@ -169,7 +169,7 @@ class TrainingRun:
     def _check(self) -> list[str]:
         """Return the stages that have to run, after raising what one of them would be refused for."""
         preflight.check_settings(self.config, self.collection)
-        self.set_keys()
+        self._set_keys()
         finished = self.processes.first(
             {stage: self._stages.find(stage, key) for stage, key in self.keys.items()} if self.processes.is_main else {}
         )
@@ -182,7 +182,7 @@ class TrainingRun:
             preflight.check_encoder(self.config, encoder)
         return missing
 
-    def set_keys(self) -> None:
+    def _set_keys(self) -> None:
         """Digest what each stage depends on: the collection, its settings, files and code, and the stages before it."""
         self.keys = {}
         for stage in enabled_stages(self.config):
@@ -383,7 +383,7 @@ class TrainingRun:
         if self.processes.is_main:
             write_line("Train queries do not help dev queries, so the index keeps none: memory.train_queries = false.")
         self.config = self.config.with_changes({"memory": {"train_queries": False}})
-        self.set_keys()
+        self._set_keys()
         self.run_stage("memory")
         self._finish()
         self._tune_once()

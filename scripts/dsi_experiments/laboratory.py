@@ -60,6 +60,16 @@ SPLIT = "test"
 ANSWERS = 10
 
 
+def _write_fresh(name: str, folder: Path) -> None:
+    """Write a model with fresh weights, always the same, in the shape of another one."""
+    model = Encoder.load(EncoderConfig(name=name), device="cpu").model
+    torch.manual_seed(0)
+    transformer = model[0].auto_model
+    transformer.load_state_dict(AutoModel.from_config(transformer.config).state_dict(), strict=False)
+    with replace_folder(folder) as new:
+        model.save(str(new), create_model_card=False)
+
+
 class DenseRuns:
     """Flat dense search with an encoder over the documents of a tree, whose rows `doc_ids` names."""
 
@@ -167,24 +177,15 @@ class Laboratory:
         return config
 
     def trained_as(self, row: Row, config: Config) -> Config:
-        """A row's configuration with files of OUTPUT for docids of other points, and for fresh weights of the encoder."""
+        """A row's configuration with files of OUTPUT for docids of other points, and for fresh weights of its encoder."""
         if row.fresh:
-            config = self._with_fresh_weights(config)
+            name = config.encoder.name.removeprefix(FRESH)
+            folder = self.output / "fresh" / digest([name])[:16]
+            if self.processes.is_main and not folder.exists():
+                _write_fresh(name, folder)
+            self.processes.wait()
+            config = config.with_changes({"encoder": {"name": str(folder)}})
         return self.clustered_on(row.points, config) if row.points else config
-
-    def _with_fresh_weights(self, config: Config) -> Config:
-        """A configuration whose encoder has fresh weights, always the same, in the shape of the one after `FRESH`."""
-        name = config.encoder.name.removeprefix(FRESH)
-        folder = self.output / "fresh" / digest([name])[:16]
-        if self.processes.is_main and not folder.exists():
-            model = Encoder.load(EncoderConfig(name=name), device="cpu").model
-            torch.manual_seed(0)
-            transformer = model[0].auto_model
-            transformer.load_state_dict(AutoModel.from_config(transformer.config).state_dict(), strict=False)
-            with replace_folder(folder) as new:
-                model.save(str(new), create_model_card=False)
-        self.processes.wait()
-        return config.with_changes({"encoder": {"name": str(folder)}})
 
     def _t5(self, row: Row) -> str:
         """The T5 that a row begins with, "" for none; raises ValueError if it needs one that the base does not name."""

@@ -17,29 +17,17 @@ class SharedRun(TrainingRun):
         super().__init__(*arguments)
         self.store = store
 
-    def _shared(self, name: str) -> Path:
-        return self.store / name / self.keys[name][:16]
-
-    def set_keys(self) -> None:
-        """Digest what the stages depend on, and take those that are there."""
-        super().set_keys()
-        if self.processes.is_main:
-            for name in self.keys:
-                if self._shared(name).exists() and not (self.folder / name).exists():
-                    with replace_folder(self.folder / name) as own:
-                        link_files(self._shared(name), own)
-        self.processes.wait()
-
     def run_stage(self, name: str) -> None:
-        """Run a stage unless it is up to date, and give it to the other runs."""
-        states, shared = self.folder / "states", self.store.resolve() / "states" / self.keys["encoder"][:16]
+        """Run a stage unless it is up to date, here or in the store."""
+        own, shared, states = self.folder / name, self.store / name / self.keys[name][:16], self.folder / "states"
         if self.processes.is_main and not states.exists():  # of one encoder, as a run removes those of others
-            shared.mkdir(parents=True, exist_ok=True)
-            states.symlink_to(shared, target_is_directory=True)
+            place = self.store.resolve() / "states" / self.keys["encoder"][:16]
+            place.mkdir(parents=True, exist_ok=True)
+            states.symlink_to(place, target_is_directory=True)
+        if self.processes.is_main and shared.exists() and not own.exists():
+            with replace_folder(own) as taken:
+                link_files(shared, taken)
         super().run_stage(name)
         if self.processes.is_main and name in self.seconds:
-            with (
-                writing_to(self._shared(name)),
-                replace_folder(self._shared(name)) as copy,
-            ):  # several may end it at once
-                link_files(self.folder / name, copy)
+            with writing_to(shared), replace_folder(shared) as given:  # several may end it at once
+                link_files(own, given)

@@ -34,7 +34,7 @@ EXTENSIONS: dict[str, set[str]] = {
     "integrations": {"docids", "contrastive", "eval", "search", "store", "training"},
     "server": {"docids", "search", "store"},
     "cluster": {"docids", "search", "store"},
-    "files": {"docids"},
+    "files": {"docids", "store"},
 }
 """{extension room, which can be torn off: rooms that it imports}; of the extensions only language models need another one."""
 FROM_WITHIN = {
@@ -49,6 +49,7 @@ FROM_WITHIN = {
     ("dsi.training.preflight", "pseudo_queries"),
     ("dsi.docids.data.collection", "files"),
     ("dsi.store.updating", "files"),
+    ("dsi.store.retriever", "files"),
     ("dsi.measuring.evaluation", "rerankers"),
     ("dsi.store.folder.loading", "hub"),
     ("dsi.commands.evaluate", "rerankers"),

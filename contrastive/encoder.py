@@ -17,12 +17,11 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
-from dsi.contrastive.config import FRESH, PACKAGED, EncoderConfig
+from dsi.contrastive.config import PACKAGED, EncoderConfig
 from dsi.contrastive.devices import check_device, has_bfloat16
-from dsi.contrastive.export import write_graph
 from dsi.contrastive.inference import for_inference
 from dsi.contrastive.model_files import TEXTS, offline
 from dsi.contrastive.models import check_inputs, is_local, load_complete, write_model
@@ -110,13 +109,8 @@ class Encoder(TextEncoder):
     @classmethod
     def _configured(cls, config: EncoderConfig, device: str | None) -> SentenceTransformer:
         """Return the model that a config names."""
-        name = config.name.removeprefix(FRESH)
-        packaged = packaged_encoder() if name == PACKAGED else None
-        model = _load_named(str(packaged or name), device)
-        if config.name.startswith(FRESH):
-            torch.manual_seed(0)
-            transformer = model[0].auto_model
-            transformer.load_state_dict(AutoModel.from_config(transformer.config).state_dict(), strict=False)
+        packaged = packaged_encoder() if config.name == PACKAGED else None
+        model = _load_named(str(packaged or config.name), device)
         if config.pooling == "mean":
             pooling = Pooling(model[0].get_embedding_dimension(), pooling_mode="mean")
             model = SentenceTransformer(
@@ -172,11 +166,6 @@ class Encoder(TextEncoder):
 
     def save(self, folder: Path) -> None:
         """Write a plain sentence-transformers folder, weights as they were stored; the same encoder gives the same files."""
-        self.save_model(folder)
-        write_graph(self, self.model, folder)
-
-    def save_model(self, folder: Path) -> None:
-        """Write what `save` does but for the graph, which takes a second and refuses nothing."""
         with self._tokenizing, quiet_transformers():
             halved = self.dtype != self.model.dtype
             write_model(copy.deepcopy(self.model).to(self.dtype) if halved else self.model, folder)

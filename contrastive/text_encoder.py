@@ -15,6 +15,7 @@ import numpy as np
 
 from dsi.contrastive.config import LONGEST_INPUT, LONGEST_PROMPT, EncoderConfig
 from dsi.contrastive.cutting import MORE, DocumentCut, Lengths, cut_documents, has_words, head_of, piece_text
+from dsi.contrastive.model_files import TEXTS
 from dsi.contrastive.readable import shares_read
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.reading import catching_panics
@@ -130,6 +131,16 @@ class TextEncoder(ABC):
     @abstractmethod
     def save(self, folder: Path) -> None:
         """Write the encoder into a folder of an index; the same encoder gives the same files."""
+
+    def check(self) -> None:
+        """Raise ValueError unless the encoder gives finite embeddings and states of its stated widths."""
+        for kind in PLURALS:
+            states, _, embeddings, _ = self.forward(TEXTS, kind)
+            sizes, expected = [states.shape[-1], embeddings.shape[-1]], [self.state_dim, self.embedding_dim]
+            if sizes != expected:
+                raise ValueError(f"The encoder's states and embeddings are {sizes} wide, and should be {expected}.")
+            if not all(np.isfinite(output).all() for output in (states, embeddings)):
+                raise ValueError("The encoder gives embeddings that are not finite.")
 
     def document_texts(self, titles: Sequence[str], texts: Sequence[str]) -> list[str]:
         """Return the title, a space, and the first `document_length` tokens of the text, for each document."""

@@ -127,15 +127,15 @@ def extra(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def generator_room() -> Iterator[None]:
-    """Import `dsi.generator`, which an installation may lack."""
+def extension_room() -> Iterator[None]:
+    """Import an extension room of this package, which an installation may lack."""
     try:
         yield
     except ModuleNotFoundError as error:
-        if not str(error.name).startswith("dsi.generator"):
+        if not str(error.name).startswith("dsi."):
             raise
         raise ModuleNotFoundError(
-            "Generators and pseudo-queries need dsi.generator, which this installation lacks. Install dr-scl whole.",
+            f"This index or configuration needs {error.name}, which this installation lacks. Install dr-scl whole.",
             name=error.name,
         ) from None
 

@@ -12,7 +12,7 @@ import tomli_w
 from pydantic import Field
 
 from dsi.contrastive.config import ContrastiveConfig, EncoderConfig, TokensConfig
-from dsi.docids.extensions import GENERATORS, extension_names, generator_room, is_import_path
+from dsi.docids.extensions import GENERATORS, extension_names, extension_room, is_import_path
 from dsi.docids.files.checks import check_name, shown, user_path
 from dsi.docids.files.declarations import (
     Amount,
@@ -83,7 +83,7 @@ class GeneratorConfig:
     the tree by the vectors of its nodes."""
     reads: Literal["states", "text"] = "states"
     """What the decoder reads: "states", the encoder's token states, as in the paper; or "text", the text itself: then `decoder`
-    is any causal or sequence-to-sequence model of transformers, with its own tokenizer (see `dsi.generator.pretrained`)."""
+    is any causal or sequence-to-sequence model of transformers, with its own tokenizer (see `dsi.language_models`)."""
     decoder: NameOrPath = ""
     """A model (Hub name or folder): with `reads` = "states" a T5 checkpoint to take decoder weights from, or "" for a fresh T5
     stack as wide as the encoder."""
@@ -102,31 +102,14 @@ class GeneratorConfig:
                 f"generator.docid_tokens must be one of {', '.join(names)}, got {shown(self.docid_tokens)}; those of another "
                 "package need that package."
             )
-        if self.reads == "text":
-            self._check_text()
-        elif self.exists and not own and not self.decoder and self.num_layers < 1:
+        needs_layers = self.exists and self.reads == "states" and not own and not self.decoder
+        if needs_layers and self.num_layers < 1:
             raise ValueError(f"generator.num_layers must be at least 1 without a T5 checkpoint, got {self.num_layers}.")
-        elif not self.exists and (self.decoder or self.num_layers):
+        if not self.exists and (self.decoder or self.num_layers):
             name = "decoder" if self.decoder else "num_layers"
             raise ValueError(
                 f'generator.{name} is {shown(getattr(self, name))}, but generator.docid_tokens is "none": the index has no '
                 "generator; build on `--config digits`."
-            )
-
-    def _check_text(self) -> None:
-        """Raise ValueError if the settings of a model that reads texts contradict each other."""
-        if not self.decoder:
-            raise ValueError(
-                'generator.reads = "text" needs generator.decoder, a causal or sequence-to-sequence model, got "".'
-            )
-        if self.num_layers:
-            raise ValueError(
-                f'generator.reads = "text" trains a model whole and needs generator.num_layers 0, got {self.num_layers}.'
-            )
-        if self.docid_tokens != "digits":
-            raise ValueError(
-                f'generator.reads = "text" needs generator.docid_tokens "digits", got {self.docid_tokens!r}; build on '
-                "`--config language-model`."
             )
 
 
@@ -160,7 +143,7 @@ class TrainingConfig:
         """Return whether the objective has some of the attributes of `dsi.generator.objectives.Objective`; "ce" has none."""
         if self.objective == CROSS_ENTROPY:
             return False
-        with generator_room():
+        with extension_room():
             from dsi.generator.objectives import find_objective
         objective = find_objective(self.objective)
         return any(getattr(objective, name) for name in attributes)
@@ -283,12 +266,6 @@ def check_together(generator: GeneratorConfig, training: TrainingConfig) -> None
         raise ValueError(
             f"training.{name} is {shown(getattr(training, name))}, but there is no generator to train; build on "
             "`--config digits`, or leave it out."
-        )
-    reads_text = generator.reads == "text"
-    if reads_text and (training.train_encoder or training.asks("frozen_encoder", "all_relevant")):
-        raise ValueError(
-            'generator.reads = "text" needs a training.objective of one path, as "ce" is, and training.train_encoder false, as '
-            f"it reads no states of the encoder; got {training.objective!r} and {str(training.train_encoder).lower()}."
         )
 
 

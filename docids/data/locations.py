@@ -1,8 +1,7 @@
 """Where in a file a document and its passages stand: columns of the document table, headings, lines. Reads no files."""
 
-import re
-from collections.abc import Iterator, Mapping
-from html import unescape
+from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import PurePath
 from typing import Any, NamedTuple, TypeVar
 
@@ -78,65 +77,13 @@ def locate(metadata: Mapping[str, Any], text: str | None, span: tuple[int, int] 
 
 def heading_at(text: str, start: int, end: int, suffix: str) -> str:
     """Return the last heading of a text at or before a character, or the first one up to `end`; "" if there is none."""
+    if suffix not in WITH_HEADINGS or not find_spec("dsi.files"):
+        return ""
+    from dsi.files.headings import headings
+
     found = ""
-    for place, heading in headings(text, suffix) if suffix in WITH_HEADINGS else ():
+    for place, heading in headings(text, suffix):
         if place > start and (found or place >= end):
             break
         found = heading
     return found
-
-
-_MARKDOWN = re.compile(
-    r"^ {0,3}(?P<fence>```+|~~~+)[^\n]*\n(?:.*?^ {0,3}(?P=fence)[`~]*[ \t\r]*$|.*)"
-    r"|(?:^ {0,3})?<!--(?:[^<]|<(?!!--))*?-->|^ {0,3}<!--.*"
-    r"|^ {0,3}#{1,6}(?=[ \t])(?P<marked>[^\n]*)|^ {0,3}<h(?P<level>[1-6])\b[^<>]{0,500}>(?P<html>.{0,500}?)</h(?P=level)>"
-    r"|^ {0,3}(?![>|#]|[*+-][ \t]|\d{1,9}[.)][ \t])(?=[^\n]*\w)(?P<over>\S[^\n]*)\n {0,3}(?P<rule>=|-(?=-))(?P=rule)*[ \t\r]*$",
-    re.MULTILINE | re.DOTALL | re.IGNORECASE,
-)
-"""Code in fences and comments up to their ends, and headings: behind #, in tags, or above a line of = or -."""
-_RST = re.compile(r"^ {0,3}(?P<over>\S[^\n]*)\n(?P<rule>[=\-~^\"'*+#`:._])(?P=rule)+[ \t\r]*$", re.MULTILINE)
-_LONGEST = 1_000
-"""Characters of a heading, at most."""
-_LINKS = re.compile(r"\[\^[^\[\]]*\]|!?\[([^\[\]]*)\](?:\((?:[^()]|\([^()]*\))*\)|\[[^\[\]]*\])")
-_MARKS = re.compile(
-    r"\\([^\w\s])|(?::[\w:.-]+:)?(?<!`)(`+)(?!`)\s?(.+?)\s?(?<!`)\2(?!`)_{0,2}|<(\w[\w+.-]*:[^<>\s]+|[^<>\s@]+@[^<>\s]+)>"
-    r"|</?[a-zA-Z][^<>]*>|(?<!\s)\*+|\*+(?=\S)|\b_+|_+\b|~~|\{[#.:][^{}]*\}\s*$"
-)
-"""Marks in the words of a heading: escapes, code and addresses, of which the words stay, tags, emphasis and attributes."""
-
-
-def plain_words(text: str) -> str:
-    r"""Return the words of a heading in Markdown or reStructuredText without its marks.
-
-    >>> plain_words(r"The **bold** `__init__` of [a [![badge](x.svg)](y) link](http://z) &amp; \*more")
-    'The bold __init__ of a badge link & *more'
-    """
-    for _ in range(3):  # links in links
-        text = _LINKS.sub(r"\1", text)
-    return " ".join(unescape(_MARKS.sub(lambda own: own[1] or own[3] or own[4] or "", text)).split())
-
-
-def headings(text: str, suffix: str = ".md") -> Iterator[tuple[int, str]]:
-    r"""Yield the first character and the words of the headings of a text in Markdown, or in reStructuredText.
-
-    They are found at each hit, for which a parser of all of a long text would be too slow.
-
-    >>> list(headings("```\n# comment\n```\n#hash\n## C# in `short` ##\nwords\n\nNext\n====\n"))
-    [(24, 'C# in short'), (51, 'Next')]
-    """
-    for found in (_RST if suffix == ".rst" else _MARKDOWN).finditer(text):
-        own = {name: value for name, value in found.groupdict().items() if value is not None}
-        words = (
-            re.sub(r"(^|\s)#+$", "", own["marked"].strip()) if "marked" in own else own.get("html", own.get("over", ""))
-        )
-        is_heading = "rule" not in own or _is_alone(text, found)
-        if suffix == ".rst":
-            is_heading &= len(text[found.start("rule") : found.end()].strip()) >= len(words.strip())
-        if is_heading and (words := plain_words(" ".join(words.split())[:_LONGEST])):
-            yield found.start(), words
-
-
-def _is_alone(text: str, found: re.Match[str]) -> bool:
-    """True if a line does not go on with the one before it, which is blank, a rule or a heading."""
-    before = text[text.rfind("\n", 0, max(found.start() - 1, 0)) + 1 : found.start()].strip()
-    return not before or before.startswith("#") or re.fullmatch(r"([^\w\s])\1+", before) is not None

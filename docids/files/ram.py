@@ -4,9 +4,6 @@ import ctypes
 import gc
 import os
 import sys
-from pathlib import Path
-
-import psutil
 
 _MAP_THRESHOLD, _TRIM_THRESHOLD = (-3, 2**25), (-1, 2**28)
 """glibc's parameters: arrays from 32 MB on are given back at once, others when 256 MB are free."""
@@ -35,10 +32,3 @@ def keep_freed_memory() -> None:
     if sys.platform == "linux" and (set_option := getattr(ctypes.CDLL(None), "mallopt", None)):
         for option in (_MAP_THRESHOLD, _TRIM_THRESHOLD):
             set_option(*option)
-
-
-def available_memory(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
-    """Return how many bytes a process may take: what is free here, and in a container no more than its limit."""
-    free = int(psutil.virtual_memory().available)
-    allowed = limit.read_text().strip() if limit.exists() else ""
-    return min(free, int(allowed)) if allowed.isdigit() else free

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unicodedata import category
 
-from dsi.docids.data.locations import headings, plain_words
+from dsi.files.headings import headings, plain_words
 
 _TAKEN = {
     "ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254", "tis_620": "cp874", "gb2312": "gb18030", "gbk": "gb18030",

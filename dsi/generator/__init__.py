@@ -1,1 +1,1 @@
-"""Generators of docids: models, objectives, training, pseudo-queries, and the beam that searches with them."""
+"""Generators of docids: models, objectives, training, and the beam that searches with them."""

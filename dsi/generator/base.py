@@ -1,5 +1,7 @@
 """What every generator of docids is: weights bound to the docids they were trained for, and an objective. Runs nothing."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
@@ -8,7 +10,7 @@ from transformers.models.t5.modeling_t5 import T5PreTrainedModel, T5Stack
 
 from dsi.config import GeneratorConfig
 from dsi.contrastive.encoder import DTYPES
-from dsi.contrastive.models import is_local, load_complete
+from dsi.contrastive.models import is_local, load_complete, load_weights
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.query_memory import QueryMemory
 from dsi.docids.tree import DocidTree
@@ -58,8 +60,20 @@ class Generator(T5PreTrainedModel, Scorer):
         return generator
 
     @classmethod
-    def check_config(cls, config: Any) -> None:
-        """Raise ValueError if generators of this kind cannot be trained with a configuration, a `dsi.config.Config`."""
+    def load(cls, folder: Path, config: T5Config) -> Self:
+        """Load what `save_pretrained` wrote."""
+        return load_weights(lambda: cls(config), folder / "model.safetensors")
+
+    @classmethod
+    def check_config(cls, config: Any, device: Any = None) -> None:
+        """Raise ValueError if generators of this kind cannot be trained with a `dsi.config.Config` on a device."""
+
+    def check(self, name: str) -> None:
+        """Raise ValueError if a search could not walk with the model, `generator.decoder`, that it was made from."""
+
+    def own_texts(self, parts: Sequence[tuple[str, Sequence[str]]]) -> Any:
+        """Return `Texts` of (kind, texts) that it reads in training; None if it reads the encoder's states."""
+        return None
 
     @classmethod
     def entries(cls, config: GeneratorConfig, tree: DocidTree, numbers: Ints | None) -> dict[str, object]:

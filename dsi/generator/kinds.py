@@ -7,8 +7,7 @@ import torch
 from transformers import T5Config
 
 from dsi.config import GeneratorConfig
-from dsi.contrastive.models import load_weights
-from dsi.docids.extensions import GENERATORS, extension_names, load_extension
+from dsi.docids.extensions import GENERATORS, extension_names, extension_room, load_extension
 from dsi.docids.files.checks import shown
 from dsi.docids.files.reading import RESTORE
 from dsi.docids.tree import DocidTree
@@ -17,13 +16,16 @@ from dsi.generator.base import FIXED, Generator
 from dsi.generator.model import DocidGenerator
 from dsi.generator.nodes import NodeGenerator
 from dsi.generator.objectives import SCORES
-from dsi.generator.pretrained import PretrainedGenerator
 
 _DIGITS = "digits"
 
 
-def find_kind(docid_tokens: str) -> type[Generator]:
-    """Return the class of generators with these docid tokens, ours or another's."""
+def find_kind(docid_tokens: str, reads: str = "states") -> type[Generator]:
+    """Return the class of generators with these docid tokens, ours or another's, that read texts or states of the encoder."""
+    if reads == "text":
+        with extension_room():
+            from dsi.language_models import LanguageModel
+        return LanguageModel
     if docid_tokens == _DIGITS:
         return DocidGenerator
     kind: type[Generator] | None = load_extension(GENERATORS, docid_tokens)
@@ -48,7 +50,7 @@ def create_generator(
     numbers: Ints | None = None,
 ) -> Generator:
     """Return an untrained generator for a tree."""
-    kind = PretrainedGenerator if config.reads == "text" else find_kind(config.docid_tokens)
+    kind = find_kind(config.docid_tokens, config.reads)
     return kind.create(config, tree, state_dim, objective, seed, numbers)
 
 
@@ -59,7 +61,5 @@ def load_generator(folder: Path, device: str | torch.device) -> Generator:
     record = json.loads((path := folder / "config.json").read_text(encoding="utf-8"))
     if record["score"] not in SCORES:
         raise ValueError(f"{path}: score must be one of {', '.join(SCORES)}, got {shown(record['score'])}; {RESTORE}.")
-    kind, config = find_kind(record["docid_tokens"]), T5Config(**{**record, **FIXED})
-    if record.get("reads") == "text":
-        return PretrainedGenerator.load(folder, config).to(device).eval()
-    return load_weights(lambda: kind(config), folder / "model.safetensors").to(device).eval()
+    kind = find_kind(record["docid_tokens"], record.get("reads", "states"))
+    return kind.load(folder, T5Config(**{**record, **FIXED})).to(device).eval()

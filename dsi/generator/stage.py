@@ -28,7 +28,6 @@ from dsi.generator.examples import DocidExamples, Texts, group_relevant
 from dsi.generator.fusion import fuse
 from dsi.generator.kinds import create_generator, find_kind
 from dsi.generator.objectives import find_objective
-from dsi.generator.pretrained import PROMPTS, PretrainedGenerator, check_memory, check_walk
 from dsi.generator.states import StateCache, write_states
 from dsi.generator.trainer import train_generator
 from dsi.training.embedding import documents_digest, remove_others
@@ -69,7 +68,7 @@ class GeneratorStage:
         """
         config, training = self.config, self.config.training
         numbers = None
-        if find_kind(config.generator.docid_tokens).tokens_are_nodes:
+        if find_kind(config.generator.docid_tokens, config.generator.reads).tokens_are_nodes:
             numbers = read_numbers(self.folders.folder / "docids", self.collection.documents["doc_id"], self.tree)
         generator = create_generator(
             config.generator, self.tree, self.encoder.state_dim, training.objective, config.seed, numbers
@@ -89,8 +88,8 @@ class GeneratorStage:
         """Return the indexing and retrieval examples, on cached states, or on texts, if those are read in training."""
         parts = self._parts()
         texts = [(part.kind, part.texts) for part in parts]
-        if isinstance(generator, PretrainedGenerator):
-            inputs: Inputs = Texts(generator.tokenize, PROMPTS, texts)
+        if generator and (own := generator.own_texts(texts)):
+            inputs: Inputs = own
         elif self.config.training.train_encoder:
             inputs = Texts(self.encoder.model.preprocess, self.encoder.model.prompts, texts)
         else:
@@ -160,7 +159,7 @@ class GeneratorStage:
         folders = [
             self.folders.states / f"{what}-{digest([*made_from, part.kind, part.origin])[:16]}" for part in parts
         ]
-        if self.folders.processes.is_main and not self.folders.store:
+        if self.folders.processes.is_main:
             for kind in ("queries", "states"):
                 remove_others(self.folders.states, kind, folders)
         self.folders.processes.wait()
@@ -179,22 +178,16 @@ def read_numbers(folder: Path, doc_ids: Sequence[str], tree: DocidTree) -> Ints:
 def check_decoder(config: Config, encoder: Encoder) -> None:
     """Make the generator for a tree of four documents; raises what making it for the real one would."""
     generator, width = config.generator, encoder.state_dim
-    if not generator.exists:
-        return
-    find_kind(generator.docid_tokens).check_config(config)
     even = torch.full((1, 2, 3), 1 / 3).log()  # [batch, beams, fan_out]
     fuse(config.search.fusion, even, even, 0.5)
     tree = build_tree(np.eye(4, encoder.embedding_dim, dtype=np.float32), DocidsConfig(branching=2, max_leaf_size=1))
-    right = "a model of transformers" if generator.reads == "text" else 'a T5 checkpoint, or "" for none'
     try:
-        if generator.reads == "text":
-            check_memory(generator.decoder, encoder.model.device)
+        find_kind(generator.docid_tokens, generator.reads).check_config(config, encoder.model.device)
         numbers = np.arange(4, dtype=np.int32)[:, None]
         made = create_generator(generator, tree, width, config.training.objective, numbers=numbers)
-        if isinstance(made, PretrainedGenerator):
-            check_walk(made, generator.decoder)
+        made.check(generator.decoder)
     except OSError as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise FileNotFoundError(
-            f"generator.decoder {generator.decoder!r} cannot be loaded ({reason}); name {right}."
+            f"generator.decoder {generator.decoder!r} cannot be loaded ({reason}); name the folder or Hub name of a model."
         ) from None

@@ -19,14 +19,13 @@ from dsi.docids.files.checks import shown
 from dsi.generator.base import Generator
 from dsi.generator.examples import DocidExamples, LengthBucketSampler
 from dsi.generator.objectives import Objective, Task, find_objective
-from dsi.generator.pretrained import PretrainedGenerator
 
 WEIGHT_DECAY = 0.01
 """Of AdamW."""
 
 
 class _Whole(nn.Module):
-    """A generator that is a pre-trained model, or has an encoder beside it, as one model whose checkpoints are one file."""
+    """A generator, perhaps with an encoder beside it, as one model whose checkpoints are one file."""
 
     def __init__(self, generator: Generator) -> None:
         super().__init__()
@@ -147,7 +146,7 @@ def train_generator(
     task = Task(generator, examples.tree, arguments.device, dtype, examples.positions)
     trainer = _GeneratorTrainer(
         find_objective(training.objective)(task),
-        model=_whole(generator, encoder),
+        model=WholeModel(encoder.model, generator) if encoder else _Whole(generator),
         args=arguments,
         train_dataset=examples,
         data_collator=examples.collate,
@@ -157,9 +156,3 @@ def train_generator(
     run_trainer(trainer, "decoder", work_folder, round(training.epochs * len(examples)))
     trainer.model.eval()
     return _Account.record(trainer.state)
-
-
-def _whole(generator: Generator, encoder: Encoder | None) -> nn.Module:
-    if encoder is not None:
-        return WholeModel(encoder.model, generator)
-    return _Whole(generator) if isinstance(generator, PretrainedGenerator) else generator

@@ -272,7 +272,9 @@ class Retriever:
 
         def changed(content: Content) -> Content:
             if sources:
-                found, own, going = updating.changed_files(DocumentTable(content.documents), sources)
+                from dsi.files.changes import changed_files  # a room that can be torn off
+
+                found, own, going = changed_files(DocumentTable(content.documents), sources)
                 content = updating.with_documents(content, encoder, own, removed=going)
                 files.append(found)
             middle.append(content)

@@ -40,20 +40,20 @@ _MANY_PIECES = 5_000
 class DocumentVectors:
     """Vectors of the documents of a collection, or of their pieces; made once for an encoder and the texts it reads.
 
-    Docids do not change them, so that other docids embed nothing again; a killed run continues where it stopped. If the folder
-    `states` is not `shared` by other runs, those of other texts or encoders are removed. `given`: [documents, dim] embeddings
-    that take the place of the encoder's.
+    Docids do not change them, so that other docids embed nothing again; a killed run continues where it stopped. Those of other
+    texts or encoders in the folder `states` are removed. `given`: [documents, dim] embeddings that take the place of the
+    encoder's.
     """
 
     def __init__(
         self, config: Config, collection: Collection, encoder: Encoder, states: Path, processes: Processes, *,
-        shared: bool = False, given: NDArray[Any] | None = None,
+        given: NDArray[Any] | None = None,
     ) -> None:  # fmt: skip
         self._config, self._collection, self._encoder, self._processes = config, collection, encoder, processes
         self.texts, self._given = DocumentTexts(encoder, collection.documents, config.docids.most_pieces), given
         if given is not None:
             _check_given(given, len(collection.documents), encoder)
-        self._tokens, self._shared = config.has_token_vectors, shared
+        self._tokens = config.has_token_vectors
         tokens = [config.tokens.dim, config.tokens.bits] if self._tokens else []
         own = [] if given is None else [array_digest(given)]
         made_from = [encoder.fingerprint, dataclasses.asdict(encoder.config), config.docids.most_pieces, tokens, *own]
@@ -80,7 +80,7 @@ class DocumentVectors:
 
     def embeddings(self) -> NDArray[np.float32]:
         """Return the embeddings [n, dim], memory-mapped, and write what `tokens` reads; all processes call it."""
-        if self._processes.is_main and not self._shared:
+        if self._processes.is_main:
             remove_others(self.folder.parent, "documents", [self.folder])
         if self._given is not None:
             return np.ascontiguousarray(self._given, dtype=np.float32)

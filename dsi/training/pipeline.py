@@ -30,7 +30,7 @@ from dsi.contrastive.blocks import DocumentTexts, giving_back, in_blocks
 from dsi.contrastive.encoder import Encoder, quiet_transformers
 from dsi.contrastive.training import contrastive_rows, drawn_documents, hard_negatives, train_encoder
 from dsi.docids.data.collection import Collection, check_collection
-from dsi.docids.extensions import GENERATORS, OBJECTIVES, generator_room, package_of
+from dsi.docids.extensions import GENERATORS, OBJECTIVES, extension_room, package_of
 from dsi.docids.files.checks import folder_to_write
 from dsi.docids.files.processes import BuildingCluster
 from dsi.docids.files.progress import write_line
@@ -44,7 +44,7 @@ from dsi.docids.words.bm25 import BM25, load_lexical
 from dsi.measuring.tuning import configure, is_as_configured, is_tuned, tune_index
 from dsi.store.folder.loading import load_encoder, load_tree
 from dsi.store.folder.manifest import FORMAT_VERSION, PARTS, search_config
-from dsi.store.folder.writing import generation_of, is_whole, retire, search_entries, write_manifest
+from dsi.store.folder.writing import generation_of, is_whole, retire, save_encoder, search_entries, write_manifest
 from dsi.store.learning import query_terms, query_vectors
 from dsi.store.retriever import Retriever, load
 from dsi.training import preflight
@@ -107,12 +107,12 @@ def train(
 class TrainingRun:
     """The training of one run, with the arguments of `train`.
 
-    `store`: folder in which several runs share finished stages; `embeddings`: [documents, dim] in place of the encoder's.
+    `embeddings`: [documents, dim] in place of the encoder's.
     """
 
     def __init__(
-        self, folder: Path, collection: Collection, config: Config, device: str | None = None,
-        store: Path | None = None, *, discard_updates: bool = False, replace: bool = False,
+        self, folder: Path, collection: Collection, config: Config, device: str | None = None, *,
+        discard_updates: bool = False, replace: bool = False,
         cluster: BuildingCluster | None = None, embeddings: NDArray[Any] | None = None,
     ) -> None:  # fmt: skip
         self._given, self._given_digest = embeddings, "" if embeddings is None else array_digest(embeddings)
@@ -122,11 +122,11 @@ class TrainingRun:
             cluster.check(folder)
             self.folder = folder = folder.resolve()
         self.processes = cluster.processes if cluster else launch(device)
-        self._stages = StageFolders(folder, store, self.processes)
+        self._stages = StageFolders(folder, self.processes)
         self.seconds = self._stages.seconds
         """{stage: wall time} of the stages that ran."""
         self._discard_updates, self._replace = discard_updates, replace
-        self._keys: dict[str, str] = {}
+        self.keys: dict[str, str] = {}
         """{stage: digest of all that its output depends on}."""
 
     def train(self) -> None:
@@ -171,9 +171,7 @@ class TrainingRun:
         preflight.check_settings(self.config, self.collection)
         self._set_keys()
         finished = self.processes.first(
-            {stage: self._stages.find(stage, key) for stage, key in self._keys.items()}
-            if self.processes.is_main
-            else {}
+            {stage: self._stages.find(stage, key) for stage, key in self.keys.items()} if self.processes.is_main else {}
         )
         missing = [stage for stage, folder in finished.items() if folder is None]
         if missing:
@@ -186,15 +184,15 @@ class TrainingRun:
 
     def _set_keys(self) -> None:
         """Digest what each stage depends on: the collection, its settings, files and code, and the stages before it."""
-        self._keys = {}
+        self.keys = {}
         for stage in enabled_stages(self.config):
-            earlier = [self._keys[name] for name in needed_stages(stage, self.config)]
+            earlier = [self.keys[name] for name in needed_stages(stage, self.config)]
             settings = [*setting_values(stage, self.config), *preflight.model_sums(self.config, STAGES[stage].settings)]
             is_as_made = stage == "encoder" and self.config.contrastive.loss == "none"
             texts = "" if is_as_made else self.collection.digest
             version = [FORMAT_VERSION] if STAGES[stage].is_versioned else []
-            self._keys[stage] = digest([stage, settings, earlier, texts, self._sources(stage), *version])
-        self._keys = self.processes.first(self._keys)  # machines may hold other models by the same name
+            self.keys[stage] = digest([stage, settings, earlier, texts, self._sources(stage), *version])
+        self.keys = self.processes.first(self.keys)  # machines may hold other models by the same name
 
     def _sources(self, stage: str) -> str:
         """Return what a stage reads beside the collection, settings and earlier stages: files, arrays, code of others."""
@@ -216,14 +214,14 @@ class TrainingRun:
         """Run the stages of the configuration, in order; a part of the index that it has none of is removed."""
         names = [*STAGES]
         for name in names[: names.index(last) + 1]:
-            if name in self._keys:
-                self._run_stage(name)
+            if name in self.keys:
+                self.run_stage(name)
             elif name in PARTS:
                 self._drop(name)
         if last == "memory":
             self._finish()
 
-    def _run_stage(self, name: str) -> None:
+    def run_stage(self, name: str) -> None:
         """Run a stage unless it is up to date."""
         makers = {
             "pseudo_queries": self._make_queries,
@@ -233,18 +231,18 @@ class TrainingRun:
             "generator": self._make_generator,
             "memory": self._make_memory,
         }
-        with self._stages.stage(name, self._keys[name], needed_stages(name, self.config)) as has_to_run:
+        with self._stages.stage(name, self.keys[name], needed_stages(name, self.config)) as has_to_run:
             if has_to_run:
                 makers[name]()
         self._write_config(over_index=False)
 
     def _work(self, stage: str) -> Path:
         """Return the folder for what a killed stage needs to go on."""
-        return self._stages.work(stage, self._keys[stage])
+        return self._stages.work(stage, self.keys[stage])
 
     def _output(self, stage: str) -> AbstractContextManager[Path]:
         """Return what gives the folder that the first process writes a stage's output into."""
-        return self._stages.writing(stage, self._keys[stage])
+        return self._stages.writing(stage, self.keys[stage])
 
     def _drop(self, part: str) -> None:
         """Remove a part that the index is configured without."""
@@ -255,8 +253,8 @@ class TrainingRun:
     def _make_queries(self) -> None:
         if not self.processes.is_main:
             return
-        with generator_room():
-            from dsi.generator.pseudo_queries import generate_queries
+        with extension_room():
+            from dsi.pseudo_queries import generate_queries
         made = self._work("pseudo_queries") / "queries.jsonl"
         held_out = [*self.collection.query_texts("dev").values(), *self.collection.query_texts("test").values()]
         generate_queries(
@@ -275,7 +273,7 @@ class TrainingRun:
             train_encoder(encoder, rows, config, work, seed=self.config.seed, bf16=self.config.bf16)
         if self.processes.is_main:
             with self._output("encoder") as folder:
-                encoder.save(folder)
+                save_encoder(encoder, folder)
 
     def _contrastive_rows(self, encoder: Encoder) -> datasets.Dataset:
         queries, count, negatives = train_queries(self.collection, encoder), self.config.contrastive.negatives, None
@@ -317,10 +315,8 @@ class TrainingRun:
 
     def _vectors(self, encoder: Encoder) -> DocumentVectors:
         """Return the vectors of the documents; those that an earlier stage or run has made are read."""
-        return DocumentVectors(
-            self.config, self.collection, encoder, self._stages.states, self.processes,
-            shared=self._stages.store is not None, given=self._given,
-        )  # fmt: skip
+        states = self._stages.states
+        return DocumentVectors(self.config, self.collection, encoder, states, self.processes, given=self._given)
 
     def _make_lexical(self) -> None:
         if self.processes.is_main:
@@ -330,10 +326,10 @@ class TrainingRun:
                 lexical.save(folder)
 
     def _make_generator(self) -> None:
-        with generator_room():
+        with extension_room():
             from dsi.generator.stage import GeneratorStage
         config, encoder = self.config, self.encoder()
-        queries = (*self.pseudo_queries(), self._keys.get("pseudo_queries", ""))
+        queries = (*self.pseudo_queries(), self.keys.get("pseudo_queries", ""))
         stage = GeneratorStage(
             config, self.collection, encoder, self.tree(), queries, self._stages, self._vectors(encoder).folder
         )
@@ -343,7 +339,7 @@ class TrainingRun:
                 generator.save_pretrained(str(folder))
                 write_json(folder / "training.json", record)
                 if config.training.train_encoder:
-                    encoder.save(folder / "encoder")
+                    save_encoder(encoder, folder / "encoder")
 
     def _make_memory(self) -> None:
         """Learn the train queries and their documents, as the index's encoder reads them."""
@@ -388,7 +384,7 @@ class TrainingRun:
             write_line("Train queries do not help dev queries, so the index keeps none: memory.train_queries = false.")
         self.config = self.config.with_changes({"memory": {"train_queries": False}})
         self._set_keys()
-        self._run_stage("memory")
+        self.run_stage("memory")
         self._finish()
         self._tune_once()
 
@@ -420,7 +416,7 @@ class TrainingRun:
         """Return document row and text of the pseudo-queries; the texts stay on disk."""
         if self.config.pseudo_queries.method == "none":
             return np.empty(0, dtype=np.int64), []
-        with generator_room():
-            from dsi.generator.pseudo_queries import read_queries_table
+        with extension_room():
+            from dsi.pseudo_queries import read_queries_table
         table, rows = read_queries_table(self.folder / "pseudo_queries" / "queries.jsonl"), self.collection.rows
         return np.fromiter((rows[doc_id] for doc_id in in_blocks(table["doc_id"])), dtype=np.int64), table["text"]

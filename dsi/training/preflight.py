@@ -13,13 +13,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from dsi.config import EXTRACTIVE, Config, read_config, run_config
-from dsi.contrastive.config import FRESH
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.model_files import file_stamp
 from dsi.contrastive.training import NO_QUERIES
 from dsi.docids.data.collection import Collection, is_beir
 from dsi.docids.data.tables import as_table
-from dsi.docids.extensions import generator_room, import_path
+from dsi.docids.extensions import extension_room, import_path
 from dsi.docids.files.checks import shown, user_path
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.reading import folder_sums, read_record
@@ -53,7 +52,7 @@ def check_settings(config: Config, collection: Collection) -> None:
 
 def _models(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (setting, name) of the models that are to be loaded."""
-    yield "encoder.name", config.encoder.name.removeprefix(FRESH)
+    yield "encoder.name", config.encoder.name
     if config.generator.decoder:
         yield "generator.decoder", config.generator.decoder
     yield "pseudo_queries.method", config.pseudo_queries.method
@@ -153,8 +152,11 @@ def check_encoder(config: Config, encoder: Encoder) -> None:
             f"training.train_encoder needs a transformer, and {config.encoder.name} is a table of token vectors "
             "(StaticEmbedding); set it to false, or name another encoder."
         )
-    if config.generator.exists or config.pseudo_queries.method != "none":
-        with generator_room():
+    if config.pseudo_queries.method != "none":
+        with extension_room():
+            import dsi.pseudo_queries  # noqa: F401
+    if config.generator.exists:
+        with extension_room():
             from dsi.generator.stage import check_decoder
         check_decoder(config, encoder)
     if config.docid_tokenizer:
@@ -167,7 +169,7 @@ def check_storable(name: str, model: Encoder, processes: Processes) -> None:
     if processes.is_main:
         with TemporaryDirectory(prefix="dsi-") as folder:
             try:
-                model.save_model(Path(folder))
+                model.save(Path(folder))
             except ValueError as error:
                 problem = str(error).replace(f"{folder}/", "").rstrip(".")
     if problem := processes.first(problem):

@@ -3,8 +3,8 @@
 A folder is written atomically, with a record that tells whether its content is up to date.
 
 A stage's key is a digest of the collection and the settings that its output depends on. The record holds it, the sums of the
-stage's files, and digests of the outputs of earlier stages that it was made from. Runs that share a store share every stage
-with the same record. The processes of `accelerate launch` share the work. Knows nothing of what stages do.
+stage's files, and digests of the outputs of earlier stages that it was made from. The processes of `accelerate launch` share
+the work. Knows nothing of what stages do.
 """
 
 import dataclasses
@@ -27,11 +27,9 @@ from dsi.docids.files.ram import free_memory
 from dsi.docids.files.reading import folder_sums, read_record, sha256
 from dsi.docids.files.storage import (
     digest,
-    link_files,
     naming_full_disk,
     recover_folder,
     replace_folder,
-    writing_to,
 )
 from dsi.store.folder.manifest import PARTS
 from dsi.store.folder.writing import retire
@@ -104,10 +102,10 @@ def launch(device: str | None) -> Processes:
 
 
 class StageFolders:
-    """The folders of a run's stages, shared by the processes that train it; with a `store` also by other runs."""
+    """The folders of a run's stages, shared by the processes that train it; `states` is for what encoders make of texts."""
 
-    def __init__(self, folder: Path, store: Path | None, processes: Processes) -> None:
-        self.folder, self.store, self.processes = folder, store, processes
+    def __init__(self, folder: Path, processes: Processes) -> None:
+        self.folder, self.states, self.processes = folder, folder / "states", processes
         self.seconds: dict[str, float] = {}
         self._freed = time.perf_counter()
         self._started: dict[str, float] = {}
@@ -118,7 +116,7 @@ class StageFolders:
         """Yield True if the stage has to run, False if it is up to date; all processes leave together."""
         self._started[name] = started = time.perf_counter()
         self._needed[name] = self.processes.first({own: self.output_digest(own) for own in needs})
-        has_to_run = self.processes.first(self.processes.is_main and not self._is_done(name, key))
+        has_to_run = self.processes.first(self.processes.is_main and not self.find(name, key, self._needed[name]))
         if not has_to_run:
             logger.info("%s: up to date", name)
         with ExitStack() as stack:
@@ -148,11 +146,8 @@ class StageFolders:
                 "files": folder_sums(folder),
             }
             (folder / _RECORD).write_text(json.dumps(record, indent=1) + "\n")
-            self._retire(name)
-        if self.store:
-            shared = self.store / name / key[:16]
-            with writing_to(shared), replace_folder(shared) as copy:  # another run may end the same stage
-                link_files(self.folder / name, copy)
+            if name in PARTS:  # the folder holds no index from now on until the run ends
+                retire(self.folder)
 
     def work(self, name: str, key: str) -> Path:
         """Return the folder for what a killed stage needs to resume; removed when the stage is done."""
@@ -161,36 +156,16 @@ class StageFolders:
         return folder
 
     def find(self, name: str, key: str, needed: Mapping[str, str] | None = None) -> Path | None:
-        """Return the folder of the run or of the store that holds the undamaged output with a key, None if neither does.
+        """Return the folder of the run that holds the undamaged output with a key, None if there is none.
 
         `needed`: {earlier stage: digest of the output that it was made from}, if that counts too.
         """
-        places = [self.folder / name, *([self.store / name / key[:16]] if self.store else [])]
-        return next((folder for folder in places if _is_intact(folder, key, needed)), None)
-
-    def _is_done(self, name: str, key: str) -> bool:
-        """True if the output is there, made from these outputs of earlier stages; perhaps now from the store."""
         recover_folder(self.folder / name)
-        found = self.find(name, key, self._needed[name])
-        if found and found != self.folder / name:
-            with replace_folder(self.folder / name) as folder:
-                link_files(found, folder)
-                self._retire(name)
-        return found is not None
-
-    def _retire(self, name: str) -> None:
-        """Before a part of the index is replaced: the folder holds no index from now on until the run ends."""
-        if name in PARTS:
-            retire(self.folder)
+        return self.folder / name if _is_intact(self.folder / name, key, needed) else None
 
     def _work_folder(self, name: str, key: str) -> Path:
         """Return the folder named by all that a stage is made from: its key, and the outputs of earlier stages."""
         return self.folder / "checkpoints" / f"{name}-{key[:12]}-{digest(self._needed[name])[:12]}"
-
-    @property
-    def states(self) -> Path:
-        """Folder for what encoders make of texts, shared with the other runs of a store."""
-        return (self.store or self.folder) / "states"
 
     def output_digest(self, name: str) -> str:
         """Return a digest of the output on disk of a stage; "" if there is none."""

@@ -18,16 +18,18 @@ from typing import Any, Self
 
 import faiss
 import numpy as np
+import torch
+from transformers import AutoModel
 
 from dsi.commands.arguments import with_settings
 from dsi.config import Config, dev_cut
 from dsi.contrastive.blocks import DocumentTexts, encode_blocks
-from dsi.contrastive.config import FRESH
+from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.data.collection import Collection, MadeTexts, read_collection
 from dsi.docids.data.identical import most_identical, without_identical
-from dsi.docids.files.storage import digest
+from dsi.docids.files.storage import digest, replace_folder
 from dsi.docids.schemes import DocidsConfig, make_docids
 from dsi.docids.schemes.file import write_docids
 from dsi.docids.tree import DocidTree
@@ -47,13 +49,25 @@ from dsi.search.vector_search import DenseAndWords
 from dsi.store.retriever import Retriever, load
 from dsi.training.docids_stage import scheme_input
 from dsi.training.embedding import DocumentVectors
-from dsi.training.pipeline import TrainingRun
 from dsi.training.stages import STAGES, launch, stage_record
 from dsi_experiments.rows import Rows, write_table
+from dsi_experiments.shared_runs import SharedRun
 from dsi_experiments.tables import Row, t5_of
 
+FRESH = "fresh:"
+"""In a record, before the name of the model in whose shape an encoder has fresh weights."""
 SPLIT = "test"
 ANSWERS = 10
+
+
+def _write_fresh(name: str, folder: Path) -> None:
+    """Write a model with fresh weights, always the same, in the shape of another one."""
+    model = Encoder.load(EncoderConfig(name=name), device="cpu").model
+    torch.manual_seed(0)
+    transformer = model[0].auto_model
+    transformer.load_state_dict(AutoModel.from_config(transformer.config).state_dict(), strict=False)
+    with replace_folder(folder) as new:
+        model.save(str(new), create_model_card=False)
 
 
 class DenseRuns:
@@ -109,7 +123,7 @@ class Laboratory:
             return
         self.say(f"{table}, seed {seed}: {row.name}")
         started = time.perf_counter()
-        config = self.clustered_on(row.points, own) if row.points else own
+        config = self.trained_as(row, own)
         run, options = METHODS[row.method](self, config)
         if not self.processes.is_main:
             return
@@ -161,6 +175,17 @@ class Laboratory:
         if t5 := self._t5(row):
             config = config.with_changes({"encoder": {"name": t5}})
         return config
+
+    def trained_as(self, row: Row, config: Config) -> Config:
+        """A row's configuration with files of OUTPUT for docids of other points, and for fresh weights of its encoder."""
+        if row.fresh:
+            name = config.encoder.name.removeprefix(FRESH)
+            folder = self.output / "fresh" / digest([name])[:16]
+            if self.processes.is_main and not folder.exists():
+                _write_fresh(name, folder)
+            self.processes.wait()
+            config = config.with_changes({"encoder": {"name": str(folder)}})
+        return self.clustered_on(row.points, config) if row.points else config
 
     def _t5(self, row: Row) -> str:
         """The T5 that a row begins with, "" for none; raises ValueError if it needs one that the base does not name."""
@@ -259,14 +284,12 @@ class Laboratory:
     def _folder(self, config: Config) -> Path:
         return self.output / "runs" / digest([dataclasses.asdict(config), self.collection.digest])[:16]
 
-    def _training(self, config: Config) -> TrainingRun:
-        return TrainingRun(self._folder(config), self.collection, config, self.device, store=self.output / "store")
+    def _training(self, config: Config) -> SharedRun:
+        return SharedRun(self._folder(config), self.collection, config, self.device, store=self.output / "store")
 
     def _embeddings(self, config: Config, encoder: Encoder) -> Floats:
-        store, config = self.output / "store", config.with_changes({"tokens": {"bits": 0}})
-        return DocumentVectors(
-            config, self.collection, encoder, store / "states", self.processes, shared=True
-        ).embeddings()
+        states, config = self.output / "states" / encoder.fingerprint[:16], config.with_changes({"tokens": {"bits": 0}})
+        return DocumentVectors(config, self.collection, encoder, states, self.processes).embeddings()
 
     def _seconds(self, config: Config) -> dict[str, float]:
         """{stage: seconds}, those of a training of the decoder from its first step, however often it was killed."""

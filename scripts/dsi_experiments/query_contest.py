@@ -31,10 +31,10 @@ from dsi.search.queries import EncodedQueries
 from dsi.search.request import LEXICAL_WEIGHT, MEMORY_WEIGHT, TOKEN_WEIGHT, SearchRequest
 from dsi.search.vector_search import VectorEngine
 from dsi.store.retriever import Retriever, load
-from dsi.training.pipeline import TrainingRun
 from dsi_experiments.linear_tree import TreeSettings, floored, train_tree
 from dsi_experiments.query_forms import FORMS, ON_FEATURES, Asked, Features, Lesson, averaged_places
 from dsi_experiments.query_table import TODAY, WHOLE, contest_table
+from dsi_experiments.shared_runs import SharedRun
 
 Doubles = NDArray[np.float64]
 MEASURES = ("nDCG@10", "Hit@1", "Hit@10")
@@ -493,7 +493,7 @@ def reproduce(data: Path, output: Path, seeds: Sequence[int], config: Config | N
 
 def _train(output: Path, name: str, collection: Collection, config: Config) -> Retriever:
     """Train an index as `dsi train` does; documents are encoded once for all."""
-    TrainingRun(output / name, collection, config, store=output / "store").train()
+    SharedRun(output / name, collection, config, store=output / "store").train()
     return load(output / name)
 
 

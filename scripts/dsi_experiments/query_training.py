@@ -16,7 +16,7 @@ from dsi.config import PseudoQueriesConfig
 from dsi.contrastive.trainers import FiniteTraining, run_trainer, trainer_settings
 from dsi.docids.files.declarations import Count, Positive, Whole, settings
 from dsi.docids.files.storage import replace_folder
-from dsi.generator.pseudo_queries import load_query_model, prompt_text, reading_text
+from dsi.pseudo_queries import load_query_model, prompt_text, reading_text
 
 Pair = tuple[str, str, str]
 """(title of the document, its text, a query for it)."""

@@ -373,13 +373,6 @@ def test_mean_pooling_is_the_papers_z(sentence_t5_folder):
     np.testing.assert_allclose(embeddings, expected, atol=1e-6, rtol=1e-5)
 
 
-def test_an_encoder_can_start_from_random_weights(sentence_t5_folder):
-    config = EncoderConfig(name=f"fresh:{sentence_t5_folder}")
-    fresh, again = (Encoder.load(config, device="cpu") for _ in range(2))
-    trained = Encoder.load(EncoderConfig(name=str(sentence_t5_folder), **PROMPTS), device="cpu")
-    assert fresh.fingerprint == again.fingerprint != trained.fingerprint
-
-
 def test_pieces_follow_each_other_through_the_text(encoder):
     encoder.config = dataclasses.replace(encoder.config, document_length=20, piece_length=20)
     long, short = " ".join(f"word{n}" for n in range(60)), "short text"

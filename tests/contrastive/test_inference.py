@@ -1,12 +1,17 @@
 """Packed linear layers give what ordinary ones give."""
 
+import json
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from dsi.contrastive.config import EncoderConfig
+from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.inference import PackedLinear, for_inference
+from tests.support.small import MINIPEDIA
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -63,3 +68,20 @@ def test_what_is_packed_can_be_packed_again_in_another_dtype() -> None:
     torch.testing.assert_close(again(inputs.double()).float(), model(inputs))
     copied = pickle.loads(pickle.dumps(for_inference(model, torch.float32)))
     torch.testing.assert_close(copied(inputs), model(inputs))
+
+
+def test_many_documents_are_embedded_in_bfloat16_where_the_processor_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = Encoder.load(EncoderConfig(), device="cpu")
+    texts = [
+        json.loads(line)["text"] for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:8]
+    ]
+    exact = encoder.encode(texts, "document")
+    monkeypatch.setattr("dsi.contrastive.encoder.has_bfloat16", lambda **_: True)
+    few, many = encoder.for_documents(1_999), encoder.for_documents(2_000)
+    np.testing.assert_allclose(few.encode(texts, "document"), exact, atol=1e-6)
+    rounded = many.encode(texts, "document")
+    assert 1e-6 < np.abs(rounded - exact).max() < 0.01
+    np.testing.assert_allclose(np.linalg.norm(rounded, axis=1), 1, atol=1e-5)
+    assert rounded.dtype == np.float32
+    monkeypatch.setattr("dsi.contrastive.encoder.has_bfloat16", lambda **_: False)
+    np.testing.assert_allclose(encoder.for_documents(2_000).encode(texts, "document"), exact, atol=1e-6)

@@ -561,14 +561,8 @@ def test_a_scheme_is_one_short_module(name):
 # The whole line
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    """Where the runs share what is the same for all schemes."""
-    return tmp_path_factory.mktemp("store")
-
-
 @pytest.fixture
-def train(beir, tmp_path, sentence_t5_folder, t5_folder, store):
+def train(beir, tmp_path, sentence_t5_folder, t5_folder):
     """Train an index of 40 documents with some settings of docids."""
 
     def run_of(**docids: object) -> TrainingRun:
@@ -578,7 +572,7 @@ def train(beir, tmp_path, sentence_t5_folder, t5_folder, store):
             contrastive={"loss": "none"},
             **VECTORS,
         )  # fmt: skip
-        run = TrainingRun(tmp_path / "run", dsi.read_collection(beir()), read_config(config), "cpu", store)
+        run = TrainingRun(tmp_path / "run", dsi.read_collection(beir()), read_config(config), "cpu")
         run.train()
         return run
 

@@ -324,7 +324,7 @@ def test_every_piece_is_trained_with_its_own_place_and_every_query_with_the_near
     encoder, tree = run.encoder(), run.tree()
     pieces = DocumentTexts(encoder, collection.documents, 2)
     nothing = (np.empty(0, dtype=int), [], "")
-    folders = StageFolders(run.folder, None, ALONE)
+    folders = StageFolders(run.folder, ALONE)
     stage = GeneratorStage(run.config, collection, encoder, tree, nothing, folders, tmp_path / "documents")
     examples = stage.examples()
     np.testing.assert_allclose(

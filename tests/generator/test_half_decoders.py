@@ -6,9 +6,6 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from dsi_experiments.query_training import QueryTrainingConfig, train_query_generator
-from safetensors.torch import load_file
-from transformers import AutoTokenizer
 
 from dsi.config import GeneratorConfig, TrainingConfig
 from dsi.contrastive.config import EncoderConfig
@@ -18,12 +15,10 @@ from dsi.generator.model import DocidGenerator
 from dsi.generator.trainer import train_generator
 from tests.support.half import (
     HALVES,
-    QUERIES,
     RATE,
     TEXTS,
     moved,
     save_t5_in,
-    stored_types,
     weights_of,
 )
 from tests.support.small import PROMPTS, WIDTH, random_tree
@@ -58,16 +53,3 @@ def test_a_decoder_from_half_weights_is_trained_in_float32(dtype, t5_folder, tmp
         GeneratorConfig(docid_tokens="digits", decoder=str(name)), random_tree(20), WIDTH, "ce"
     )
     assert {weights.dtype for weights in generator.parameters()} == {torch.float32}
-
-
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_the_query_generator_moves_half_weights_by_small_steps(dtype, t5_folder, tmp_path):
-    name = save_t5_in(dtype, t5_folder, tmp_path / "half")
-    pairs = [("", text, query) for text, query in zip(TEXTS, QUERIES, strict=True)]
-    config = QueryTrainingConfig(model=str(name), batch_size=4, epochs=40, learning_rate=1e-4)
-    before, after = train_query_generator(pairs, pairs, config, tmp_path / "model", device="cpu")
-    assert after < before - 0.01
-    assert stored_types(tmp_path / "model") == {dtype}
-    start, end = (load_file(folder / "model.safetensors") for folder in (name, tmp_path / "model"))
-    assert 0 < max(float((end[key] - start[key]).abs().max()) for key in start if "relative" not in key) < 41 * 1e-4
-    assert AutoTokenizer.from_pretrained(tmp_path / "model").tokenize("latex")

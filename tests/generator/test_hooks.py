@@ -1,7 +1,6 @@
 """Docids, objective, generator and fusion of one's own: trained, saved by import path, searched, updated; refused in a line."""
 
 import dataclasses
-import json
 import sys
 from copy import copy
 
@@ -12,7 +11,6 @@ from dsi.commands.main import main
 from dsi.config import read_config
 from dsi.generator.fusion import find_fusion
 from tests.support import own_parts
-from tests.support.language_models import save_language_model
 from tests.support.small import thin_out
 from tests.support.tiny_settings import write_settings
 
@@ -166,12 +164,3 @@ def test_fusions_are_checked_and_the_mixture_is_one(small, tmp_path):
             searched(f"{PLACE}:{name}", alpha=0.5)
     with pytest.raises(ValueError, match="must be one of product, mixture"):
         find_fusion("nothing")
-
-
-def test_an_objective_of_ones_own_trains_a_model_that_reads_texts(small, tmp_path, tokenizer_folder):
-    collection, config = small
-    model = save_language_model(tmp_path / "llama", "llama", tokenizer_folder)
-    reads = {"generator": {"reads": "text", "decoder": str(model), "num_layers": 0}}
-    dsi.train(collection, tmp_path / "run", config=config.with_changes(reads), device="cpu", objective=own_parts.Halved)
-    record = json.loads((tmp_path / "run" / "generator" / "config.json").read_text())
-    assert record["objective"] == f"{PLACE}:Halved"

@@ -11,7 +11,6 @@ from dsi.config import GeneratorConfig
 from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder
 from dsi.generator.kinds import create_generator
-from dsi.generator.pseudo_queries import load_query_model
 from tests.support.small import WIDTH, random_tree, save_cross_encoder
 
 LACKS = "its files lack weights that its answers depend on"
@@ -42,12 +41,16 @@ def reranker(folder):
     rerankers.load_reranker(None, "INDEX", f"cross-encoder:{folder}", device="cpu")
 
 
+def query_model(folder):
+    pytest.importorskip("dsi.pseudo_queries").load_query_model(str(folder))
+
+
 USES = {
     "encoder": ("encoder", lambda folder: Encoder.load(EncoderConfig(name=str(folder)), device="cpu")),
     "decoder": ("t5", lambda folder: decoder(folder, "states")),
     "language model": ("llama", lambda folder: decoder(folder, "text")),
-    "queries of a T5": ("t5", lambda folder: load_query_model(str(folder))),
-    "queries of a causal model": ("llama", lambda folder: load_query_model(str(folder))),
+    "queries of a T5": ("t5", query_model),
+    "queries of a causal model": ("llama", query_model),
     "reranker": ("cross-encoder", reranker),
 }
 
@@ -89,4 +92,4 @@ def test_weights_that_a_use_does_not_read_may_be_missing(checkpoints, tmp_path):
     only = changed(checkpoints["t5"], tmp_path / "decoder", lambda name: "" if name.startswith("encoder.") else name)
     decoder(only, "states")
     with pytest.raises(FileNotFoundError, match=LACKS):
-        load_query_model(str(only))
+        query_model(only)

@@ -12,8 +12,12 @@ from tests.support.imports import failing_without, needed_by
 
 ROOT = Path(__file__).parents[2]
 WING = ("tests/wing",)
+LANGUAGE_MODELS = ("dsi/language_models.py", "tests/language_models", "tests/support/language_models.py")
 ROOMS: dict[str, tuple[str, ...]] = {
-    "generator": ("dsi/generator", "tests/generator", "tests/house/test_without_wing.py", *WING),
+    "generator": ("dsi/generator", "tests/generator", *LANGUAGE_MODELS, "tests/house/test_without_wing.py", *WING),
+    "language_models": LANGUAGE_MODELS,
+    "graph": ("dsi/graph", "tests/graph"),
+    "pseudo_queries": ("dsi/pseudo_queries.py", "tests/pseudo_queries", *WING),
     "tries": ("dsi/tries", "tests/tries", "tests/trials/test_identifiers.py", *WING),
     "hub": ("dsi/hub.py", "tests/hub"),
     "rerankers": ("dsi/rerankers.py", "tests/rerankers", "tests/house/test_without_wing.py", *WING),

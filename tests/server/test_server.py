@@ -33,7 +33,7 @@ from tqdm.std import TqdmDefaultWriteLock
 from dsi.commands.main import main
 from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder
-from dsi.contrastive.graph import GraphEncoder
+from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.files.declarations import declarations
 from dsi.docids.files.reading import catching_panics
 from dsi.docids.words.common import COMMON_WORDS
@@ -524,14 +524,14 @@ def test_a_panic_of_the_tokenizer_is_the_error_of_its_request_alone(folder, monk
     class Panic(BaseException):
         pass
 
-    def run(self, texts, kind):
+    def forward(self, texts, kind):
         with catching_panics():
             if any("panic" in text for text in texts):
                 raise Panic("index out of bounds")
         return own(self, texts, kind)
 
-    own = GraphEncoder.run
-    monkeypatch.setattr(GraphEncoder, "run", run)
+    own = TextEncoder.forward
+    monkeypatch.setattr(TextEncoder, "forward", forward)
     with live(folder / "vectors") as client:
         assert client.ask("search", {"query": "panic"})[0] == 500
         assert client.ask("search", {"query": QUERY})[0] == 200

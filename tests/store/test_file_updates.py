@@ -14,7 +14,7 @@ import pytest
 import dsi
 from dsi.commands.main import main
 from dsi.contrastive.text_encoder import TextEncoder
-from dsi.files import folders
+from dsi.files import changes, folders
 from dsi.files.worker import Worker
 from dsi.store import updating
 from tests.support.files import pdf
@@ -112,14 +112,14 @@ def test_a_changed_file_of_an_empty_document_ends_nothing(notes, retriever, monk
 
 def test_what_others_remove_while_files_are_read_takes_no_other_document(notes, retriever, monkeypatch):
     change(notes)
-    removed, call = threading.Thread(target=lambda: retriever.remove(["note00.md"])), folders.source_files
+    removed, call = threading.Thread(target=lambda: retriever.remove(["note00.md"])), changes.source_files
 
     def slow(*arguments):
         removed.start()
         removed.join(0.5)
         return call(*arguments)
 
-    monkeypatch.setattr(folders, "source_files", slow)
+    monkeypatch.setattr(changes, "source_files", slow)
     assert retriever.update(notes).files == (1, 1, 1, 11)
     removed.join()
     expected = {*NAMES, "new.txt", "paper.pdf#page=1", "paper.pdf#page=2"} - {"note05.md", "note00.md"}

@@ -113,10 +113,6 @@ def test_settings_that_name_a_model_or_a_file(home, section, setting):
     assert Config.named("~/own.toml") == config
 
 
-def test_a_fresh_encoder_in_the_shape_of_one_in_the_home_folder(home):
-    assert Config().with_changes({"encoder.name": "fresh:~/model"}).encoder.name == f"fresh:{home / 'model'}"
-
-
 def test_a_name_with_a_tilde_that_is_no_home_folder_stays():
     for name in ("a/~", "model~2", "~no_such_user_here/x", "./~"):
         assert user_path(name) == Path(name)

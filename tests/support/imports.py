@@ -1,9 +1,12 @@
-"""What Python files import, read from their text; nothing is run."""
+"""What Python files import, read from their text, of which nothing is run; and imports that fail."""
 
 import ast
+import sys
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,3 +61,10 @@ def failing_without(gone: set[Path], needed: dict[Path, set[Path]]) -> set[Path]
         failed |= more
         more = {path for path, own in needed.items() if path not in failed and own & failed}
     return failed
+
+
+def lose_room(monkeypatch: pytest.MonkeyPatch, room: str) -> None:
+    """Let every import of a room of dsi fail from now on, as where its files were removed."""
+    for name in [name for name in sys.modules if name.startswith(f"dsi.{room}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, f"dsi.{room}", None)

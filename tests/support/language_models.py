@@ -20,7 +20,7 @@ from transformers import (
 from dsi.config import GeneratorConfig
 from dsi.docids.tree import DocidTree
 from dsi.generator.kinds import create_generator
-from dsi.generator.pretrained import PROMPTS, PretrainedGenerator
+from dsi.language_models import PROMPTS, LanguageModel
 from tests.support.small import WIDTH
 
 LANGUAGE_WIDTH = 24
@@ -70,17 +70,17 @@ def save_language_model(folder: Path, kind: str, tokenizer_folder: Path, **token
     return folder
 
 
-def pretrained_generator(folder: Path, tree: DocidTree) -> PretrainedGenerator:
+def pretrained_generator(folder: Path, tree: DocidTree) -> LanguageModel:
     """A generator of random docid tokens."""
     made = create_generator(GeneratorConfig("digits", "text", str(folder)), tree, WIDTH, "ce")
-    assert isinstance(made, PretrainedGenerator)
+    assert isinstance(made, LanguageModel)
     with torch.no_grad():
         made.head.weight.mul_(6)
     return made.eval()
 
 
 @torch.no_grad()
-def document_log_p(generator: PretrainedGenerator, tree: DocidTree, query: str) -> Tensor:
+def document_log_p(generator: LanguageModel, tree: DocidTree, query: str) -> Tensor:
     """[documents] log-probability of each docid after a query, by one pass of the model for each, without cache or padding."""
     model, log_p = generator.model, torch.zeros(tree.num_places)
     ids = torch.tensor([generator.tokenizer(PROMPTS["query"] + query)["input_ids"]])

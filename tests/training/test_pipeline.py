@@ -11,7 +11,6 @@ import shutil
 import signal
 import time
 import tomllib
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -26,14 +25,12 @@ from dsi.contrastive import blocks
 from dsi.contrastive.encoder import Encoder, state_fingerprint
 from dsi.docids.data.collection import MadeTexts, read_collection
 from dsi.docids.files.processes import ALONE
-from dsi.docids.files.storage import link_files
 from dsi.docids.tree import DocidTree
 from dsi.docids.words import bm25, languages
 from dsi.measuring import runs
 from dsi.store.folder.loading import load_docids
 from dsi.store.retriever import load
 from dsi.training import pipeline
-from dsi.training import stages as training_stages
 from dsi.training.pipeline import TrainingRun
 from dsi.training.stages import StageFolders
 from tests.support.kills import fork, status_of
@@ -730,7 +727,7 @@ def run_stage(stages, name, key, needs, content):
 
 
 def test_what_a_killed_stage_has_made_is_not_used_with_other_outputs_of_earlier_stages(tmp_path):
-    stages = StageFolders(tmp_path, None, ALONE)
+    stages = StageFolders(tmp_path, ALONE)
     run_stage(stages, "encoder", "one key", [], "some weights")
     with pytest.raises(KeyboardInterrupt):
         run_stage(stages, "docids", "key", ["encoder"], None)
@@ -741,16 +738,3 @@ def test_what_a_killed_stage_has_made_is_not_used_with_other_outputs_of_earlier_
     run_stage(stages, "encoder", "another key", [], "other weights")
     assert run_stage(stages, "docids", "key", ["encoder"], "docids") != killed
     assert not killed.exists()
-
-
-def test_runs_with_one_store_may_end_a_stage_at_once(tmp_path, monkeypatch):
-    def slow(source, target):
-        time.sleep(0.3)
-        link_files(source, target)
-
-    monkeypatch.setattr(training_stages, "link_files", slow)
-    runs = [StageFolders(tmp_path / name, tmp_path / "store", ALONE) for name in "ab"]
-    with ThreadPoolExecutor(2) as pool:
-        ended = [pool.submit(run_stage, stages, "encoder", "key", [], "weights") for stages in runs]
-        assert all(future.result(30) for future in ended)
-    assert (tmp_path / "store" / "encoder" / "key" / "weights").read_text() == "weights"

@@ -14,10 +14,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import dsi
 from dsi import SearchConfig
 from dsi.commands.main import main
-from dsi.config import read_config
 from dsi.contrastive.trainers import last_checkpoint
 from dsi.docids.files.processes import ALONE
 from dsi.docids.files.reading import folder_sums
@@ -25,7 +23,6 @@ from dsi.docids.query_memory import MemoryConfig, QueryMemory
 from dsi.search.hits import Hits
 from dsi.store.folder.writing import updating
 from dsi.store.retriever import Retriever, load
-from dsi.training.pipeline import TrainingRun
 from dsi.training.stages import StageFolders
 from tests.support.kills import fork, kill_within, status_of
 from tests.support.small import thin_out
@@ -172,33 +169,8 @@ def damage(path: Path, how: int) -> None:
         path.unlink()
 
 
-def test_a_store_is_not_believed_but_its_files(config, beir, tmp_path):
-    collection, store = dsi.read_collection(beir()), tmp_path / "store"
-    first, second = (TrainingRun(tmp_path / name, collection, read_config(config), "cpu", store) for name in "ab")
-    first.run_stages()
-    whole = outputs(tmp_path / "a")
-    for part in ("encoder/model.safetensors", "docids/docids.safetensors"):
-        damage(tmp_path / "a" / part, 1)  # in the store too: it is the same file
-    second.run_stages()
-    assert second.seconds.keys() == {"encoder", "docids"}
-    first.seconds.clear()
-    first.run_stages()
-    assert not first.seconds  # the store is whole again
-    assert outputs(tmp_path / "a") == outputs(tmp_path / "b") == whole
-
-
-def test_a_store_gives_no_docids_in_the_format_of_another_version(config, beir, tmp_path, monkeypatch):
-    collection, store = dsi.read_collection(beir()), tmp_path / "store"
-    for name, made in (("a", {"encoder", "pseudo_queries", "docids"}), ("b", set()), ("c", {"docids"})):
-        if name == "c":
-            monkeypatch.setattr("dsi.training.pipeline.FORMAT_VERSION", 99)
-        run = TrainingRun(tmp_path / name, collection, read_config(config), "cpu", store)
-        run.run_stages("docids")
-        assert run.seconds.keys() == made
-
-
 def test_a_stage_is_up_to_date_if_its_files_are_and_those_it_was_made_from(tmp_path):
-    stages = StageFolders(tmp_path, None, ALONE)
+    stages = StageFolders(tmp_path, ALONE)
 
     def has_run(name: str, text: str = "", needs: tuple[str, ...] = ()) -> bool:
         with stages.stage(name, "key", needs) as has_to_run:

@@ -19,6 +19,7 @@ from transformers import Trainer
 
 from dsi.commands.main import main
 from dsi.config import Config, write_config
+from dsi.contrastive.encoder import Encoder
 from dsi.docids.clustering import assemble
 from dsi.docids.data.collection import read_collection
 from dsi.docids.files.processes import Processes
@@ -115,6 +116,20 @@ def test_rows_of_t5_begin_with_the_one_of_the_decoder_or_are_refused(config, dat
         assert lines["sentence encoder"][-3:] == ["8.29", "1.50", "a77bea0f"]
 
 
+def test_an_encoder_begins_with_fresh_weights_that_are_always_the_same(config, data, tmp_path):
+    row, trained, collection = (
+        next(own for own in TABLES["table4"] if own.fresh),
+        Config.named(config),
+        read_collection(data),
+    )
+    made = []
+    for name in ("one", "other"):
+        laboratory = Laboratory(collection, trained, tmp_path / name, "cpu")
+        made.append(laboratory.trained_as(row, laboratory.config(row, 0)))
+    one, other, own = (Encoder.load(given.encoder, device="cpu").fingerprint for given in (*made, trained))
+    assert one == other != own
+
+
 def test_a_weighted_sum_fills_gaps_with_the_lowest_score():
     first, other = {"q": {"x": 4.0, "y": 2.0}}, {"q": {"y": 1.0, "z": 3.0}, "r": {"z": 1.0}}
     assert weighted_sum(first, [other], [2.0]) == {"q": {"x": 6.0, "y": 4.0, "z": 8.0}, "r": {"z": 2.0}}
@@ -175,7 +190,7 @@ def test_table3_shares_stages_resumes_and_writes_everything_down(config, data, t
     assert records["DR-SCL+QG, fused"]["config"] == records["DR-SCL+QG (beta=0)"]["config"]
     generators = list((output / "store" / "generator").glob("[!.]*"))
     assert len(generators) == 4  # QG; DSI; DSI+QG; on top of dense
-    embeddings = list((output / "store" / "states").glob("documents-*"))
+    embeddings = list(output.glob("**/states/*/documents-*"))
     assert len(embeddings) == 3  # one an encoder: untrained (for DSI's docids), DPR, SCL
     record = records["DR-SCL+QG, fused"]
     assert set(record["measures"]) == set(record["queries"]) == {"Total", "Overlap", "No Overlap"}
@@ -504,7 +519,7 @@ def test_a_collection_grows_step_by_step(config, data, tmp_path, capsys, monkeyp
         first: [*dynamic.BASELINES, *dynamic.GENERATIVE], "trained longer": list(dynamic.GENERATIVE)
     }  # fmt: skip
     assert len(list((output / "store" / "encoder").glob("[!.]*"))) == 1  # the rows share it
-    assert len(list((output / "store" / "generator").glob("[!.]*"))) == 2
+    assert len(list((output / "store" / "generator").glob("[!.]*"))) == 1  # the first row has none
 
     # Only documents and queries of the first part are there to be trained on.
     doc_ids = {json.loads(line)["_id"] for line in (d0 / "corpus.jsonl").read_text().splitlines()}

@@ -11,6 +11,7 @@ import dataclasses
 import os
 import re
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,12 +19,11 @@ import pyarrow as pa
 
 from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.devices import check_device, has_gpu
-from dsi.contrastive.graph import GraphEncoder, has_graph
 from dsi.contrastive.model_files import offline
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.data.records import COLUMNS
 from dsi.docids.data.tables import Column
-from dsi.docids.extensions import generator_room
+from dsi.docids.extensions import extension_room
 from dsi.docids.files.checks import plain, user_path
 from dsi.docids.files.reading import RESTORE, MappedFile, read_record, read_while_unchanged, reading
 from dsi.docids.files.storage import content_fingerprint, recover_folder
@@ -73,8 +73,11 @@ def load_encoder(folder: Path, config: EncoderConfig, device: str | None, dtype:
     """
     trained_together = folder / "generator" / "encoder"
     own = trained_together if trained_together.exists() else folder / "encoder"
-    if dtype == "float32" and has_graph(own) and (device == "cpu" or (device is None and not has_gpu())):
-        return GraphEncoder.load(own, config)
+    if find_spec("dsi.graph") and dtype == "float32" and (device == "cpu" or (device is None and not has_gpu())):
+        from dsi.graph.encoder import GraphEncoder, has_graph
+
+        if has_graph(own):
+            return GraphEncoder.load(own, config)
     try:
         from dsi.contrastive.encoder import Encoder
     except ModuleNotFoundError as error:
@@ -135,7 +138,7 @@ def read_index(
 
 
 def _load_generator(folder: Path, device: Any) -> Any:
-    with generator_room(), offline():
+    with extension_room(), offline():
         from dsi.generator.kinds import load_generator
 
         return load_generator(folder, device)

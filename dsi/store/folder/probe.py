@@ -7,22 +7,17 @@ program which asks has imported: what an index names of these may be imported he
 
 import os
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 
-from dsi.contrastive.graph import GraphEncoder
 from dsi.contrastive.model_files import PROBE, TEXTS
-from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.extensions import IMPORTABLE
 from dsi.docids.files.checks import printable
 from dsi.store.folder.loading import load_content, read_index
 from dsi.store.folder.manifest import part, read_manifest
 from dsi.store.retriever import Retriever
 
-_CLOSE = 1e-3
-"""Difference of a graph and its model on another machine than where it was made, at most."""
 _ROOM = 8 * 2**30
 _TIMES = 8
 """Address space beyond what the libraries take: bytes, and times the size of the files."""
@@ -56,9 +51,7 @@ def try_index(folder: Path) -> None:
     }
     for name in (name for name, is_sound in sound.items() if not is_sound):
         raise ValueError(f"{part(folder, manifest, name)} cannot be read (its arrays do not fit each other).")
-    _check_outputs(encoder)
-    if isinstance(encoder, GraphEncoder) and find_spec("sentence_transformers"):
-        _check_graph(encoder)
+    encoder.check()
     retriever = Retriever(index)
     first = documents["doc_id"][0].as_py()
     queries = [PROBE, TEXTS[2], str(documents["title"][0])]
@@ -66,28 +59,6 @@ def try_index(folder: Path) -> None:
         for hits in retriever.search(queries, k=10, **options):
             if not np.isfinite([hit.score for hit in hits]).all():
                 raise ValueError(f"{folder} gives scores that are not finite.")
-
-
-def _check_outputs(encoder: TextEncoder) -> None:
-    """Raise ValueError unless an encoder gives finite embeddings and states of its stated widths."""
-    for kind in ("query", "document"):
-        states, _, embeddings, _ = encoder.forward(TEXTS, kind)
-        sizes, expected = [states.shape[-1], embeddings.shape[-1]], [encoder.state_dim, encoder.embedding_dim]
-        if sizes != expected:
-            raise ValueError(f"The encoder's states and embeddings are {sizes} wide, and should be {expected}.")
-        if not all(np.isfinite(output).all() for output in (states, embeddings)):
-            raise ValueError("The encoder gives embeddings that are not finite.")
-
-
-def _check_graph(encoder: GraphEncoder) -> None:
-    """Raise ValueError unless a graph gives what the model beside it does."""
-    from dsi.contrastive.encoder import Encoder
-    from dsi.contrastive.export import compare
-
-    try:
-        compare(encoder, Encoder.load(encoder.config, encoder.folder, "cpu"), _CLOSE)
-    except ValueError as error:
-        raise ValueError(f"{encoder.folder} does not belong together: {error}") from None
 
 
 def limit_memory(size: int) -> None:

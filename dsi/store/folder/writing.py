@@ -4,6 +4,7 @@ import dataclasses
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def save_docids(tree: DocidTree, documents: pa.Table, folder: Path) -> None:
 def replace_index(folder: Path, index: Snapshot) -> None:
     """Write a whole index; it replaces one in this place with what training left of that. Rerankers and other files stay."""
     with replace_folder(folder) as new:
-        index.encoder.save(new / "encoder")
+        save_encoder(index.encoder, new / "encoder")
         if index.generator:
             from dsi.contrastive.encoder import quiet_transformers
 
@@ -88,6 +89,15 @@ def replace_index(folder: Path, index: Snapshot) -> None:
                 (new / entry.name).symlink_to(entry.readlink(), target_is_directory=entry.is_dir())
             else:
                 (link_files if entry.is_dir() else link)(entry, new / entry.name)
+
+
+def save_encoder(encoder: TextEncoder, folder: Path) -> None:
+    """Write an encoder into a folder of an index, with its graph if `dsi.graph` is there."""
+    encoder.save(folder)
+    if find_spec("dsi.graph"):
+        from dsi.graph import add_graph
+
+        add_graph(encoder, folder)
 
 
 def index_to_replace(folder: str | Path) -> Path:

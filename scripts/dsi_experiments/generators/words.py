@@ -41,7 +41,7 @@ class WordGenerator(DocidGenerator):
             self.register_buffer(name, torch.zeros(size, dtype=torch.long))
 
     @classmethod
-    def check_config(cls, config: Config) -> None:
+    def check_config(cls, config: Config, device: Any = None) -> None:
         """Raise ValueError unless docids are titles, and a checkpoint has their words."""
         if config.docids.method != "title":
             raise ValueError(

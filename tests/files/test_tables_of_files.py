@@ -7,7 +7,8 @@ import pandas
 import pytest
 
 from dsi.docids.data.collection import Collection
-from dsi.docids.data.locations import headings, locate
+from dsi.docids.data.locations import locate
+from dsi.files.headings import headings
 from tests.support.files import needs_readers, read, short_folder
 
 

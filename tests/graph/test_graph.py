@@ -17,15 +17,15 @@ from sentence_transformers.sentence_transformer.modules import Dense, Pooling, S
 from tokenizers import Tokenizer
 
 import dsi
-from dsi.contrastive import export
 from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder, packaged_encoder
-from dsi.contrastive.graph import GRAPH, SETTINGS, GraphEncoder, has_graph
+from dsi.graph import export
+from dsi.graph.encoder import GRAPH, SETTINGS, GraphEncoder, has_graph
 from dsi.store.folder import loading
+from dsi.store.folder.writing import save_encoder as save
 from tests.support import encoders
 from tests.support.encoders import save_encoder
 from tests.support.half import HALVES
-from tests.support.small import MINIPEDIA
 from tests.support.small_index import small_index
 
 TEXTS = [
@@ -88,7 +88,7 @@ MAKERS |= {"like e5": like_e5, "e5": e5}
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_a_graph_gives_what_its_model_gives(make, tmp_path, caplog):
     encoder = make(tmp_path)
-    encoder.save(tmp_path / "out")
+    save(encoder, tmp_path / "out")
     assert not [record for record in caplog.records if record.name.startswith("dsi")]
     if "e5" in make.__name__:
         assert encoder.prompts == {"query": "query: ", "document": "passage: "}
@@ -112,7 +112,7 @@ def test_a_graph_gives_what_its_model_gives(make, tmp_path, caplog):
 def test_weights_of_half_precision_are_read_where_they_stand(dtype, tmp_path):
     model = SentenceTransformer(str(save_encoder(tmp_path, "bert")), device="cpu").to(dtype)
     encoder = Encoder(model, EncoderConfig())
-    encoder.save(tmp_path / "out")
+    save(encoder, tmp_path / "out")
     assert (tmp_path / "out" / GRAPH).stat().st_size < 2**17
     graph = GraphEncoder.load(tmp_path / "out", encoder.config)
     np.testing.assert_allclose(graph.encode(TEXTS, "query"), encoder.encode(TEXTS, "query"), atol=1e-5)
@@ -120,7 +120,7 @@ def test_weights_of_half_precision_are_read_where_they_stand(dtype, tmp_path):
 
 def test_a_graph_holds_no_weights_and_is_saved_again_as_it_is(tmp_path):
     encoder = Encoder.load(EncoderConfig(), device="cpu")
-    encoder.save(tmp_path / "a")
+    save(encoder, tmp_path / "a")
     sizes = {path.name: path.stat().st_size for path in (tmp_path / "a").iterdir() if path.is_file()}
     assert sizes[GRAPH] + sizes[SETTINGS] < 2**18 < sizes["model.safetensors"] / 300
     graph = GraphEncoder.load(tmp_path / "a", encoder.config)
@@ -134,7 +134,7 @@ def test_a_graph_holds_no_weights_and_is_saved_again_as_it_is(tmp_path):
 
 def test_what_search_packs_can_be_saved_with_a_graph_too(tmp_path):
     encoder = of_kind("bert", tmp_path).for_search()
-    encoder.save(tmp_path / "out")
+    save(encoder, tmp_path / "out")
     graph = GraphEncoder.load(tmp_path / "out", encoder.config)
     np.testing.assert_allclose(graph.encode(TEXTS, "query"), encoder.encode(TEXTS, "query"), atol=1e-5)
 
@@ -143,7 +143,7 @@ def test_models_alike_in_their_weights_have_graphs_of_their_own(tmp_path):
     """Llama and EuroBERT of one seed have the same weights, and look at other tokens."""
     for kind in ("llama", "eurobert"):
         encoder = of_kind(kind, tmp_path / kind)
-        encoder.save(tmp_path / kind / "out")
+        save(encoder, tmp_path / kind / "out")
         graph = GraphEncoder.load(tmp_path / kind / "out", encoder.config)
         np.testing.assert_allclose(graph.encode(TEXTS, "query"), encoder.encode(TEXTS, "query"), atol=1e-5)
 
@@ -167,7 +167,7 @@ def test_a_model_without_a_graph_is_computed_by_torch_and_a_line_says_so(encoder
 def test_a_graph_of_other_numbers_is_not_kept(encoder, tmp_path, monkeypatch, caplog):
     own = GraphEncoder.run
     monkeypatch.setattr(GraphEncoder, "run", lambda *given: own(*given)._replace(vectors=own(*given).vectors * 1.001))
-    encoder.save(tmp_path / "out")
+    save(encoder, tmp_path / "out")
     assert "its graph gives other numbers than the model" in caplog.text
     assert not has_graph(tmp_path / "out")
 
@@ -292,20 +292,3 @@ def test_the_command_imports_none_either(folder):
         whole = [sys.executable, "-c", COMMAND, " ".join(LIBRARIES), *command]
         done = subprocess.run(whole, capture_output=True, text=True, check=True)
         assert done.stdout.splitlines()[-1] == "[]", command
-
-
-def test_many_documents_are_embedded_in_bfloat16_where_the_processor_has_it(monkeypatch):
-    encoder = Encoder.load(EncoderConfig(), device="cpu")
-    texts = [
-        json.loads(line)["text"] for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:8]
-    ]
-    exact = encoder.encode(texts, "document")
-    monkeypatch.setattr("dsi.contrastive.encoder.has_bfloat16", lambda **_: True)
-    few, many = encoder.for_documents(1_999), encoder.for_documents(2_000)
-    np.testing.assert_allclose(few.encode(texts, "document"), exact, atol=1e-6)
-    rounded = many.encode(texts, "document")
-    assert 1e-6 < np.abs(rounded - exact).max() < 0.01
-    np.testing.assert_allclose(np.linalg.norm(rounded, axis=1), 1, atol=1e-5)
-    assert rounded.dtype == np.float32
-    monkeypatch.setattr("dsi.contrastive.encoder.has_bfloat16", lambda **_: False)
-    np.testing.assert_allclose(encoder.for_documents(2_000).encode(texts, "document"), exact, atol=1e-6)

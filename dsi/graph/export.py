@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dsi.contrastive.graph import GRAPH, INPUTS, SETTINGS, GraphEncoder
+from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.inference import PackedLinear
 from dsi.contrastive.model_files import LOADING, TEXTS
-from dsi.contrastive.text_encoder import PLURALS, TextEncoder
 from dsi.docids.files.reading import tensor_header
 from dsi.docids.files.storage import digest, write_json
+from dsi.graph.encoder import GRAPH, INPUTS, SETTINGS, GraphEncoder
 
 logger = logging.getLogger(__name__)
 
@@ -32,11 +32,6 @@ _TYPES = {
     "I64": ("INT64", torch.int64),
 }  # fmt: skip
 """{type in a safetensors file: in a graph, in torch}."""
-_TRIED = (
-    *TEXTS, "", "Neon", "noble gases", "der längste Fluss Europas", "какой газ светится", "霓虹灯里是什么气体",
-    "def f(x):\n    return x", "The Danube flows through ten countries. " * 60,
-)  # fmt: skip
-"""Texts on which a graph is compared with its model: each alone, the short ones together, and one padded to the long one."""
 
 
 class _Reads(nn.Module):
@@ -59,10 +54,10 @@ class _Reads(nn.Module):
         return states, output["sentence_embedding"]
 
 
-def write_graph(encoder: TextEncoder, model: Any, folder: Path) -> None:
-    """Write the graph of an encoder and its model into the folder where it was saved; a line says if there can be none."""
+def write_graph(encoder: Encoder, folder: Path) -> None:
+    """Write the graph of an encoder into the folder where it was saved; a line says if there can be none."""
     try:
-        _write_graph(encoder, model, folder)
+        _write_graph(encoder, folder)
     except Exception as error:  # whatever a library says of a model that it does not know
         for name in (GRAPH, SETTINGS):
             (folder / name).unlink(missing_ok=True)
@@ -70,8 +65,8 @@ def write_graph(encoder: TextEncoder, model: Any, folder: Path) -> None:
         logger.warning("The encoder has no graph, so searches load torch, which takes seconds: %s", reason[:200])
 
 
-def _write_graph(encoder: TextEncoder, model: Any, folder: Path) -> None:
-    vocabulary, fingerprint = encoder.vocabulary, encoder.fingerprint
+def _write_graph(encoder: Encoder, folder: Path) -> None:
+    model, vocabulary, fingerprint = encoder.model, encoder.vocabulary, encoder.fingerprint
     padding = [getattr(model.tokenizer, name, None) for name in ("pad_token_id", "padding_side")]
     settings = {
         "prompts": encoder.prompts,
@@ -91,7 +86,7 @@ def _write_graph(encoder: TextEncoder, model: Any, folder: Path) -> None:
     (folder / GRAPH).write_bytes(graph)
     write_json(folder / SETTINGS, settings)
     if key not in _LAST:
-        compare(GraphEncoder.load(folder, encoder.config), encoder)
+        GraphEncoder.load(folder, encoder.config).compare(encoder)
         _LAST.clear()
         _LAST[key] = graph
 
@@ -185,19 +180,3 @@ def _places(table: Tensor, stored: Mapping[_Key, _Place]) -> Iterator[tuple[str,
             data = own.flatten().view(torch.uint8).numpy().tobytes()
             if place := stored.get((kind, shape, hashlib.sha256(data).digest())):
                 yield kind, place
-
-
-def compare(graph: TextEncoder, encoder: TextEncoder, close: float = 1e-5) -> None:
-    """Raise ValueError unless a graph gives what its model does, for texts alone and together; `close` is relative."""
-    for kind in PLURALS:
-        for texts in (*([text] for text in _TRIED), _TRIED[:-1], (_TRIED[0], _TRIED[-1])):
-            ours = graph.run(texts, kind)
-            if not ours.mask.any():  # some models make nothing of no token
-                continue
-            theirs = encoder.run(texts, kind)
-            if not np.array_equal(ours.numbers[ours.mask], theirs.numbers[theirs.mask]):
-                raise ValueError("its tokens are not those that the model reads")
-            pairs = (ours.vectors, theirs.vectors), (ours.states[ours.mask], theirs.states[theirs.mask])
-            for own, other in pairs:
-                if own.shape != other.shape or np.abs(own - other).max() > close * (1 + np.abs(other).max()):
-                    raise ValueError("its graph gives other numbers than the model")

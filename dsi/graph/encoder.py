@@ -1,7 +1,7 @@
 """An encoder by its graph, so that an index encodes texts without torch, and holds its weights once.
 
 `graph.onnx` refers to the weights in the model's safetensors files, and `graph.json` says what tokenizer and settings mean;
-`dsi.contrastive.export` writes both. Knows nothing of docids or of the decoder.
+`dsi.graph.export` writes both. Knows nothing of docids or of the decoder.
 """
 
 import json
@@ -16,15 +16,22 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from dsi.contrastive.config import LONGEST_INPUT, EncoderConfig
-from dsi.contrastive.model_files import TOKENIZER, file_stamp
-from dsi.contrastive.text_encoder import Outputs, TextEncoder, Vocabulary
+from dsi.contrastive.model_files import TEXTS, TOKENIZER, file_stamp
+from dsi.contrastive.text_encoder import PLURALS, Outputs, TextEncoder, Vocabulary
 from dsi.docids.files.threads import count_threads
 
 logger = logging.getLogger(__name__)
 
+_CLOSE = 1e-3
+"""Difference of a graph and its model on another machine than where it was made, at most."""
 GRAPH, SETTINGS = "graph.onnx", "graph.json"
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 """What a graph may read: [n, length] numbers of tokens, 1 at real ones, and 0."""
+_TRIED = (
+    *TEXTS, "", "Neon", "noble gases", "der längste Fluss Europas", "какой газ светится", "霓虹灯里是什么气体",
+    "def f(x):\n    return x", "The Danube flows through ten countries. " * 60,
+)  # fmt: skip
+"""Texts on which a graph is compared with its model: each alone, the short ones together, and one padded to the long one."""
 
 
 class GraphEncoder(TextEncoder):
@@ -74,6 +81,33 @@ class GraphEncoder(TextEncoder):
         read = dict(zip(INPUTS, (ids, mask.astype(np.int64), np.zeros_like(ids)), strict=True))
         states, vectors = self._session.run(None, {name: read[name] for name in self._inputs})
         return Outputs(ids, mask, states, vectors)
+
+    def check(self) -> None:
+        """Raise ValueError also unless the graph gives what the model beside it does, where there are libraries for it."""
+        super().check()
+        if not find_spec("sentence_transformers"):
+            return
+        from dsi.contrastive.encoder import Encoder
+
+        try:
+            self.compare(Encoder.load(self.config, self.folder, "cpu"), _CLOSE)
+        except ValueError as error:
+            raise ValueError(f"{self.folder} does not belong together: {error}") from None
+
+    def compare(self, encoder: TextEncoder, close: float = 1e-5) -> None:
+        """Raise ValueError unless the graph gives what its model does, for texts alone and together; `close` is relative."""
+        for kind in PLURALS:
+            for texts in (*([text] for text in _TRIED), _TRIED[:-1], (_TRIED[0], _TRIED[-1])):
+                ours = self.run(texts, kind)
+                if not ours.mask.any():  # some models make nothing of no token
+                    continue
+                theirs = encoder.run(texts, kind)
+                if not np.array_equal(ours.numbers[ours.mask], theirs.numbers[theirs.mask]):
+                    raise ValueError("its tokens are not those that the model reads")
+                pairs = (ours.vectors, theirs.vectors), (ours.states[ours.mask], theirs.states[theirs.mask])
+                for own, other in pairs:
+                    if own.shape != other.shape or np.abs(own - other).max() > close * (1 + np.abs(other).max()):
+                        raise ValueError("its graph gives other numbers than the model")
 
     def for_search(self, dtype: str = "float32") -> "GraphEncoder":
         """Return this encoder, which is fast and never changes."""

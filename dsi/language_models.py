@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import psutil
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
@@ -21,14 +22,14 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, T5Config
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
-from dsi.config import GeneratorConfig
+from dsi.config import Config, GeneratorConfig
 from dsi.contrastive.encoder import quiet_transformers
 from dsi.contrastive.models import check_tokenizer, is_local, load_complete, reset_tokenizer, write_plainly
-from dsi.docids.files.ram import available_memory
 from dsi.docids.tree import DocidTree
 from dsi.docids.types import Ints
 from dsi.generator.base import docid_entries
 from dsi.generator.cached import DecoderCache, TokenGenerator
+from dsi.generator.examples import Texts
 from dsi.search.queries import QueryBatch
 
 PROMPTS = {"query": "Query: ", "document": "Document: "}
@@ -43,7 +44,7 @@ _TOKENIZING = threading.Lock()
 """A tokenizer keeps the truncation of a call, so one call at a time."""
 
 
-class PretrainedGenerator(TokenGenerator):
+class LanguageModel(TokenGenerator):
     """A model of transformers, without its output layer and in float32, with rows for docid tokens.
 
     In its config `d_model` is the width of the encoder's states, of which it reads none.
@@ -75,6 +76,28 @@ class PretrainedGenerator(TokenGenerator):
         model, tokenizer = _load(config.decoder)
         entries = {**docid_entries(config, tree, objective), "d_model": state_dim, "reads": "text"}
         return cls(T5Config(**entries), model, tokenizer)
+
+    @classmethod
+    def check_config(cls, config: Config, device: Any = None) -> None:
+        """Raise ValueError unless a configuration names a model and how it is trained, and the device has memory for it."""
+        own, training = config.generator, config.training
+        if own.docid_tokens != "digits" or not own.decoder or own.num_layers:
+            raise ValueError(
+                'generator.reads = "text" needs a model as generator.decoder, which is trained whole: num_layers = 0, '
+                f'docid_tokens = "digits"; got {own.decoder!r}, {own.num_layers}, {own.docid_tokens!r}. Build on '
+                "`--config language-model`."
+            )
+        if training.train_encoder or training.asks("frozen_encoder", "all_relevant"):
+            raise ValueError(
+                'generator.reads = "text" needs a training.objective of one path, as "ce" is, and training.train_encoder '
+                f"false, as it reads no states of the encoder; got {training.objective!r} and "
+                f"{str(training.train_encoder).lower()}."
+            )
+        check_memory(own.decoder, device)
+
+    def own_texts(self, parts: Sequence[tuple[str, Sequence[str]]]) -> Texts:
+        """Return the texts of training with their prompts."""
+        return Texts(self.tokenize, PROMPTS, parts)
 
     @classmethod
     def load(cls, folder: Path, config: T5Config) -> Self:
@@ -195,6 +218,30 @@ class PretrainedGenerator(TokenGenerator):
             more |= {"inputs_embeds": embeddings, **self.positions(mask, 1)}
         return self.model(attention_mask=mask, **more).last_hidden_state[:, -1]
 
+    @torch.no_grad()
+    def check(self, name: str) -> None:
+        """Raise ValueError unless a model gives the same numbers where it reads on from keys and values as in one pass.
+
+        And unless a later digit changes nothing before it. Docids have two digits at least; `name`: `generator.decoder`.
+        """
+        texts = ["a", "a longer text than that"]
+        nothing, tokens = np.zeros((2, 0), np.float32), torch.tensor([[0, 1], [0, 1]], device=self.device)
+        with _refusing(name):
+            cache = self.start(QueryBatch(np.arange(2), nothing, nothing.astype(bool), nothing, texts))
+            self.child_logits(tokens[:, :1], 0, cache)
+            found = self.child_logits(tokens[:, 1:], 1, cache)[:, 0]
+            read = self.tokenize([PROMPTS["query"] + text for text in texts])
+            read = {kind: own.to(self.device) for kind, own in read.items()}
+            depths = torch.arange(2, device=self.device).expand(2, -1)
+            sees = torch.ones(2, 2, 2, dtype=torch.bool, device=self.device).tril()
+            whole, other = (
+                self(**read, tokens=own, depths=depths, sees=sees)["logits"] for own in (tokens, 2 * tokens)
+            )
+            if not torch.allclose(whole[:, 0], other[:, 0], rtol=1e-4, atol=1e-5):
+                raise ValueError("it is not causal")
+            if not torch.allclose(found, whole[:, 1, : found.shape[1]], rtol=1e-3, atol=1e-3):
+                raise ValueError("its numbers are others where it reads on from the keys and values of a query")
+
 
 # Loading a model, and what it is refused for.
 
@@ -238,26 +285,8 @@ def _load(name: str) -> tuple[PreTrainedModel, Any]:
     return model, tokenizer
 
 
-@torch.no_grad()
-def check_walk(generator: PretrainedGenerator, name: str) -> None:
-    """Raise ValueError unless a model gives the same numbers where it reads on from keys and values as in one pass.
-
-    And unless a later digit changes nothing before it. Docids have two digits at least; `name`: `generator.decoder`.
-    """
-    texts = ["a", "a longer text than that"]
-    nothing, tokens = np.zeros((2, 0), np.float32), torch.tensor([[0, 1], [0, 1]], device=generator.device)
-    with _refusing(name):
-        cache = generator.start(QueryBatch(np.arange(2), nothing, nothing.astype(bool), nothing, texts))
-        generator.child_logits(tokens[:, :1], 0, cache)
-        found = generator.child_logits(tokens[:, 1:], 1, cache)[:, 0]
-        read = generator.tokenize([PROMPTS["query"] + text for text in texts])
-        read = {kind: own.to(generator.device) for kind, own in read.items()}
-        depths = torch.arange(2, device=generator.device).expand(2, -1)
-        sees = torch.ones(2, 2, 2, dtype=torch.bool, device=generator.device).tril()
-        whole, other = (
-            generator(**read, tokens=own, depths=depths, sees=sees)["logits"] for own in (tokens, 2 * tokens)
-        )
-        if not torch.allclose(whole[:, 0], other[:, 0], rtol=1e-4, atol=1e-5):
-            raise ValueError("it is not causal")
-        if not torch.allclose(found, whole[:, 1, : found.shape[1]], rtol=1e-3, atol=1e-3):
-            raise ValueError("its numbers are others where it reads on from the keys and values of a query")
+def available_memory(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
+    """Return how many bytes a process may take: what is free here, and in a container no more than its limit."""
+    free = int(psutil.virtual_memory().available)
+    allowed = limit.read_text().strip() if limit.exists() else ""
+    return min(free, int(allowed)) if allowed.isdigit() else free

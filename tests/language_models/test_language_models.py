@@ -9,26 +9,26 @@ import torch
 from transformers import BertConfig, BertModel, MambaConfig, MambaModel, PreTrainedTokenizerFast
 
 import dsi
-from dsi.config import Config, GeneratorConfig, TrainingConfig, check_together
+from dsi.config import Config, GeneratorConfig, TrainingConfig
 from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder
-from dsi.docids.files import ram
 from dsi.docids.updating import add_documents
 from dsi.generator.examples import DocidExamples, Texts
 from dsi.generator.families import FamilyTree
 from dsi.generator.kinds import create_generator, load_generator
 from dsi.generator.objectives import CrossEntropy, Task
-from dsi.generator.pretrained import PROMPTS, check_memory, check_walk
 from dsi.generator.trainer import train_generator
+from dsi.language_models import PROMPTS, LanguageModel, available_memory, check_memory
 from dsi.search.queries import encode_queries
 from dsi.search.request import SearchConfig, SearchRequest
+from tests.support import own_parts
 from tests.support.language_models import (
     KINDS,
     document_log_p,
     pretrained_generator,
     save_language_model,
 )
-from tests.support.small import WIDTH, beam_search_for, random_batch, random_tree
+from tests.support.small import WIDTH, beam_search_for, random_batch, random_tree, thin_out
 
 ALONE = SearchConfig(alpha=1.0, beta=0.0, beam_width=60)
 QUERIES = ["neon", "the danube passes four capitals of europe", "helium fills balloons", ""]
@@ -185,6 +185,19 @@ def test_an_index_with_a_language_model_is_trained_fused_explained_updated_and_k
         dsi.load(tmp_path / "kept", device="cpu")
 
 
+def test_an_objective_of_ones_own_trains_a_model_that_reads_texts(beir, sentence_t5_folder, models, tmp_path):
+    config = Config.named("language-model").with_changes(
+        {
+            "encoder": {"name": str(sentence_t5_folder), "document_length": 16},
+            "generator": {"decoder": str(models["llama"])},
+            "training": {"epochs": 1.0},
+        }
+    )
+    collection = dsi.read_collection(thin_out(beir(), dev=6, test=6))
+    made = dsi.train(collection, tmp_path / "run", config=config, device="cpu", objective=own_parts.Halved)
+    assert made.snapshot.generator.config.objective == "tests.support.own_parts:Halved"
+
+
 def test_a_generator_is_kept_as_it_is(models, tmp_path):
     tree = random_tree(30)
     generator = pretrained_generator(models["llama"], tree)
@@ -206,9 +219,7 @@ def test_a_generator_is_kept_as_it_is(models, tmp_path):
 
 def refused(folder, match):
     with pytest.raises(ValueError, match=match) as caught:
-        check_walk(
-            create_generator(GeneratorConfig("digits", "text", str(folder)), random_tree(20), WIDTH, "ce"), "name"
-        )
+        create_generator(GeneratorConfig("digits", "text", str(folder)), random_tree(20), WIDTH, "ce").check("name")
     assert "\n" not in str(caught.value)
 
 
@@ -243,7 +254,7 @@ def test_weights_that_are_missing_are_refused(models, tmp_path):
 
 
 def test_a_model_wider_than_memory_is_refused_before_it_is_loaded(models, monkeypatch):
-    monkeypatch.setattr("dsi.generator.pretrained.available_memory", lambda: 500_000)
+    monkeypatch.setattr("dsi.language_models.available_memory", lambda: 500_000)
     with pytest.raises(
         ValueError, match=r"needs 0\.\d GB to be trained, 0\.0 GB are free on cpu; choose a smaller model"
     ):
@@ -260,12 +271,12 @@ def test_what_is_no_language_model_is_refused_in_one_line(settings, tmp_path):
 
 
 def test_memory_is_limited_by_a_container(tmp_path):
-    free = ram.available_memory(tmp_path / "none")
+    free = available_memory(tmp_path / "none")
     assert free > 10**7
     (limit := tmp_path / "memory.max").write_text("max\n")
-    assert ram.available_memory(limit) > 10**7
+    assert available_memory(limit) > 10**7
     limit.write_text("4096\n")
-    assert ram.available_memory(limit) == 4096
+    assert available_memory(limit) == 4096
 
 
 def test_a_model_without_keys_and_values_is_refused(tmp_path, tokenizer_folder):
@@ -280,7 +291,7 @@ def test_a_model_without_keys_and_values_is_refused(tmp_path, tokenizer_folder):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_models_that_read_on_pass_the_trial(models, kind):
-    check_walk(pretrained_generator(models[kind], random_tree(20)), kind)
+    pretrained_generator(models[kind], random_tree(20)).check(kind)
 
 
 def test_a_model_that_reads_texts_is_no_decoder_over_states(models):
@@ -299,7 +310,7 @@ def test_a_model_that_reads_texts_is_no_decoder_over_states(models):
 def test_nothing_is_written_for_a_decoder_that_cannot_be_used(
     beir, sentence_t5_folder, sentence_bert_folder, tmp_path, monkeypatch, name, memory, error
 ):
-    monkeypatch.setattr("dsi.generator.pretrained.available_memory", lambda: memory)
+    monkeypatch.setattr("dsi.language_models.available_memory", lambda: memory)
     settings = {"encoder": {"name": str(sentence_t5_folder)}, "pseudo_queries": {"method": "none"}}
     decoder = {"generator": {"decoder": str(sentence_bert_folder.parent / name)}}
     config = Config.named("language-model").with_changes(settings | decoder)
@@ -308,19 +319,16 @@ def test_nothing_is_written_for_a_decoder_that_cannot_be_used(
     assert not list((tmp_path / "run").glob("[!.]*"))
 
 
-def test_settings_that_contradict_each_other_are_refused():
-    reader = GeneratorConfig("digits", "text", "model")
-    with pytest.raises(ValueError, match=r"needs generator\.decoder"):
-        GeneratorConfig("digits", "text")
-    with pytest.raises(ValueError, match=r"trains a model whole and needs generator\.num_layers 0, got 2"):
-        GeneratorConfig("digits", "text", "model", 2)
-    with pytest.raises(ValueError, match=r'needs generator\.docid_tokens "digits", got \'none\''):
-        GeneratorConfig("none", "text", "model")
-    with pytest.raises(
-        ValueError, match=r'needs a training\.objective of one path, as "ce" is, and training\.train_encoder false'
+def test_settings_that_contradict_each_other_are_refused(models):
+    config = Config.named("language-model").with_changes({"generator": {"decoder": str(models["llama"])}})
+    LanguageModel.check_config(config, torch.device("cpu"))
+    for changes, match in (
+        ({"generator": {"decoder": ""}}, "needs a model as generator.decoder"),
+        ({"generator": {"num_layers": 2}}, "needs a model as generator.decoder, which is trained whole"),
+        ({"training": {"train_encoder": True}}, "needs a training.objective of one path"),
     ):
-        check_together(reader, TrainingConfig(epochs=1.0, train_encoder=True))
-    check_together(reader, TrainingConfig(epochs=1.0))
+        with pytest.raises(ValueError, match=match):
+            LanguageModel.check_config(config.with_changes(changes), torch.device("cpu"))
 
 
 def test_an_objective_of_several_paths_is_refused_by_a_model_that_reads_texts(models):

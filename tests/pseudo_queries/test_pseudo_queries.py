@@ -10,6 +10,7 @@ import pytest
 import torch
 from dsi_experiments import query_training
 from dsi_experiments.query_training import QueryTrainingConfig, train_query_generator
+from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
@@ -20,10 +21,10 @@ from transformers import (
 )
 
 import dsi
+from dsi import pseudo_queries
 from dsi.commands.main import main
 from dsi.config import Config, PseudoQueriesConfig
-from dsi.generator import pseudo_queries
-from dsi.generator.pseudo_queries import (
+from dsi.pseudo_queries import (
     extractive_queries,
     generate_queries,
     is_query,
@@ -31,6 +32,8 @@ from dsi.generator.pseudo_queries import (
     model_queries,
     read_queries_file,
 )
+from tests.support.half import HALVES, QUERIES, TEXTS, save_t5_in, stored_types
+from tests.support.imports import lose_room
 
 DOCUMENTS = [
     ("helium", "Helium", "Helium boils at 4.2 kelvin. It fills balloons and airships, and it does not burn."),
@@ -292,3 +295,26 @@ def test_a_seq2seq_model_that_was_killed_writes_the_same_queries(t5_folder, tmp_
         torn.write_bytes(b"".join(lines[:count]))
         generate_queries(documents, config, torn)
         assert torn.read_bytes() == whole.read_bytes()
+
+
+def test_an_installation_without_the_room_says_so_before_the_first_write(
+    beir, sentence_t5_folder, tmp_path, monkeypatch
+):
+    changes = {"encoder": {"name": str(sentence_t5_folder)}, "pseudo_queries": {"method": "extractive"}}
+    lose_room(monkeypatch, "pseudo_queries")
+    with pytest.raises(ModuleNotFoundError, match=r"needs dsi.pseudo_queries, which this installation lacks"):
+        dsi.train(dsi.read_collection(beir()), tmp_path / "run", config=Config().with_changes(changes), device="cpu")
+    assert not [path for path in (tmp_path / "run").rglob("*") if path.is_file() and path.name != ".lock"]
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_the_query_generator_moves_half_weights_by_small_steps(dtype, t5_folder, tmp_path):
+    name = save_t5_in(dtype, t5_folder, tmp_path / "half")
+    pairs = [("", text, query) for text, query in zip(TEXTS, QUERIES, strict=True)]
+    config = QueryTrainingConfig(model=str(name), batch_size=4, epochs=40, learning_rate=1e-4)
+    before, after = train_query_generator(pairs, pairs, config, tmp_path / "model", device="cpu")
+    assert after < before - 0.01
+    assert stored_types(tmp_path / "model") == {dtype}
+    start, end = (load_file(folder / "model.safetensors") for folder in (name, tmp_path / "model"))
+    assert 0 < max(float((end[key] - start[key]).abs().max()) for key in start if "relative" not in key) < 41 * 1e-4
+    assert AutoTokenizer.from_pretrained(tmp_path / "model").tokenize("latex")

@@ -1,0 +1,87 @@
+"""What changed in files and folders since an index was made of them. Changes no index."""
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from dsi.docids.data.locations import FILE, PLACE, VERSION
+from dsi.docids.data.records import COLUMNS, EMPTY_DOCUMENTS, Oddities, Row
+from dsi.docids.files.checks import user_path
+from dsi.files.documents import Held, records_of_files
+from dsi.files.folders import source_files
+from dsi.store.documents.table import DocumentTable
+from dsi.store.updating import FileChanges, fitted, is_absent
+
+
+def changed_files(documents: DocumentTable, paths: Sequence[str | Path]) -> tuple[FileChanges, list[Row], list[int]]:
+    """Return how many files have changed, the documents of new and changed ones, and the rows of documents that go.
+
+    Files and folders are compared with the index that was made of them, by their contents; its other files are left alone.
+    What is there and cannot be read keeps its documents.
+    """
+    if FILE not in documents.column_names:
+        raise ValueError("The index was not made of files, so no folder can be compared with it; use --add or add().")
+    # 1) Compare.
+    roots, odd = [user_path(path) for path in paths], Oddities(", ".join(map(str, paths)))
+    found, closed = source_files(roots, odd)
+    doc_ids, files, places, versions = (documents.column(name)[:] for name in ("doc_id", FILE, PLACE, VERSION))
+    known = {file: version for file, version in zip(files, versions, strict=True) if file}
+    present = {file.address: file.version for file in found}
+    same = {file for file, version in present.items() if version and known.get(file) == version}
+    gone, unseen = _gone(known, present, [root.resolve() for root in roots], closed)
+    for file in unseen:
+        odd.count("files that cannot be looked at; what the index has of them stays", file)
+    # 2) Read.
+    held = Held(own for own in zip(doc_ids, files, places, strict=True) if own[1] not in gone)
+    read = [row for _, row in records_of_files([file for file in found if file.address not in same], odd, held)]
+    unread = held.unread | _losing(held.changed, read, doc_ids, files)
+    same |= unread & known.keys()
+    schema = documents.table.schema
+    rows = [_fitting(row, schema, odd) for row in read if row[FILE] not in same]
+    for row in rows:
+        if not (row["title"].strip() or row["text"].strip()):
+            odd.count(EMPTY_DOCUMENTS, row["doc_id"])
+    odd.warn()
+    changed = (known.keys() & present.keys()) - same
+    going = [row for row, file in enumerate(files) if file in gone or file in changed]
+    new = {row[FILE] for row in rows} - changed - gone
+    return FileChanges(len(new), len(changed), len(gone), len(same) + len(unseen)), rows, going
+
+
+def _gone(
+    known: Mapping[str, str], present: Mapping[str, str], roots: Sequence[Path], closed: Collection[str]
+) -> tuple[set[str], list[str]]:
+    """Return the files of an index that left the folders, and those that cannot be looked at."""
+    moved, gone, unseen = {version for file, version in present.items() if file not in known}, set[str](), list[str]()
+    for file, version in known.items():
+        path = Path(file)
+        if file in present:
+            continue
+        if any(path.is_relative_to(root) for root in roots):
+            if any(str(place) in closed for place in (path, *path.parents)):
+                unseen.append(file)
+            else:
+                gone.add(file)
+        elif version and version in moved and is_absent(path):
+            gone.add(file)
+    return gone, unseen
+
+
+def _losing(changed: Collection[str], read: Sequence[Row], doc_ids: Sequence[str], files: Sequence[str]) -> set[str]:
+    """Return those of some files, which were written while they were read, of which documents of the index were not read."""
+    if not changed:
+        return set()
+    again = {row["doc_id"] for row in read if row[FILE] in changed}
+    return {file for doc_id, file in zip(doc_ids, files, strict=True) if file in changed and doc_id not in again}
+
+
+def _fitting(row: Row, schema: pa.Schema, odd: Oddities) -> Row:
+    """Return a row without the metadata that the columns of an index cannot hold, which is counted."""
+    fitting = {}
+    for name, value in row.items():
+        try:
+            fitting[name] = value if name in COLUMNS else fitted(row, name, schema.field(name).type)
+        except (KeyError, ValueError):
+            odd.count("metadata that no column of the index can hold; they are left out", name)
+    return fitting

@@ -52,6 +52,8 @@ _ROWS_AT_ONCE, _CHARACTERS_AT_ONCE = 1000, 2**25
 """Rows of a record batch and characters of its texts, about, at most."""
 _LARGE_TABLE, _SPARSE = 2 * 10**7, 50
 """Cells of metadata, from which on one in fifty must hold a value."""
+_NAMED = 3
+"""Odd things of a kind that are named, at most."""
 _EXACT = 2**53
 """Up to this every whole number is a float."""
 
@@ -82,17 +84,19 @@ class Oddities:
     >>> for doc_id in ("a", "b"):
     ...     odd.count("empty documents; no query finds them", doc_id)
     >>> odd.lines()
-    ["corpus.jsonl: empty documents: 2, the first 'a'; no query finds them."]
+    ["corpus.jsonl: empty documents: 2 ('a', 'b'); no query finds them."]
     """
 
     def __init__(self, source: object) -> None:
         self.source = source
-        self._found: dict[str, tuple[int, str]] = {}
+        self._found: dict[str, tuple[int, list[str]]] = {}
 
-    def count(self, kind: str, first: object, number: int = 1) -> None:
-        """Count things of a kind, "what it is; what follows"; `first` is shown of the first one."""
-        before, example = self._found.get(kind) or (0, shown(first))
-        self._found[kind] = before + number, example
+    def count(self, kind: str, name: object, number: int = 1) -> None:
+        """Count things of a kind, "what it is; what follows"; the names of the first ones are shown."""
+        before, names = self._found.get(kind, (0, []))
+        if len(names) < _NAMED and (own := shown(name)) not in names:
+            names.append(own)
+        self._found[kind] = before + number, names
 
     def number(self, kind: str) -> int:
         """Return how many things of a kind were counted."""
@@ -100,8 +104,11 @@ class Oddities:
 
     def lines(self) -> list[str]:
         """Return a line for each kind."""
-        parts = ((*kind.split("; ", 1), number, first) for kind, (number, first) in self._found.items())
-        return [f"{self.source}: {what}: {number:,}, the first {first}; {then}." for what, then, number, first in parts]
+        parts = ((*kind.split("; ", 1), number, names) for kind, (number, names) in self._found.items())
+        return [
+            f"{self.source}: {what}: {number:,} ({', '.join(names)}{', …' * (number > _NAMED == len(names))}); {then}."
+            for what, then, number, names in parts
+        ]
 
     def warn(self) -> None:
         """Log a warning for each kind."""

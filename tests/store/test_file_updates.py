@@ -342,8 +342,8 @@ def test_a_document_that_was_removed_comes_back_with_its_folder_and_a_line_says_
 ):
     assert retriever.remove(["note03.md", "note05.md"]) == 2
     assert caplog.messages[-1] == (
-        "remove: documents whose files are still there: 2 ('note03.md', 'note05.md'); the next update of the folder brings them "
-        "back, unless the files are deleted or a .gitignore names them."
+        "remove: documents whose files are still there: 2 ('note03.md', 'note05.md'); the next update of the folder brings "
+        "them back, unless the files are deleted or a .gitignore names them."
     )
     (notes / "note05.md").unlink()
     assert retriever.update(notes).files == (1, 0, 0, 11)

@@ -244,7 +244,7 @@ class Reader:
     ],
 )
 def test_a_notable_share_in_a_language_that_is_hardly_read_is_told(german, english, reader, told, caplog):
-    texts = ["Von allen Flüssen ist der längste die Wolga, die ins Kaspische Meer fließt."] * german
+    texts = ["Von allen Flüssen war der längste die Wolga, die ins Kaspische Meer fließt."] * german
     texts += ["Of all rivers the longest is the Volga, which flows into the Caspian Sea."] * english
     random.Random(0).shuffle(texts)
     warn_unread(texts, reader)

@@ -241,7 +241,8 @@ class Retriever:
         Args:
             documents: records or a table, as `Collection.from_records` takes, each with doc_id (or _id, id), text and perhaps a
                 title; all else is metadata, of the index's columns. Or a list of `Path`s, as `Collection.from_files` takes.
-            replace: a document takes the place of the one that has its doc_id; by default it is refused.
+            replace: a document takes the place of the one that has its doc_id; by default it is refused. Title and text that
+                are as they were are not encoded again, if the index keeps texts.
 
         Raises:
             TypeError: documents are no list or table of records.

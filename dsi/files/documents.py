@@ -40,10 +40,13 @@ class Held:
 
     def __init__(self, documents: Iterable[tuple[str, str | None, str | None]] = ()) -> None:
         self.unread, self.changed = set[str](), set[str]()
-        self._files, self._owners = set[str](), dict[str, str]()
+        self._files, self._owners, self._roots = set[str](), dict[str, str](), set[str]()
         for doc_id, file, place in documents:
+            base = base_of(doc_id, place)
             self._files.add(file or "")
-            self._owners[doc_id] = self._owners[base_of(doc_id, place)] = file or ""
+            self._owners[doc_id] = self._owners[base] = file or ""
+            if file and file.endswith(f"/{base}"):
+                self._roots.add(file.removesuffix(base))
 
     def stays(self, file: SourceFile) -> bool:
         """Note that a file could not be read, and return whether the index has documents of it, which stay."""
@@ -61,7 +64,12 @@ class Held:
 
     def base(self, file: SourceFile) -> str:
         """Return what the ids of a file's documents begin with: what they began with before, else a name that is free."""
-        names = file.name, f"{file.path.parent.name}/{file.name}", file.address
+        root = min(filter(file.address.startswith, self._roots), key=len, default="")
+        names = (
+            file.address.removeprefix(root) if root else file.name,
+            f"{file.path.parent.name}/{file.name}",
+            file.address,
+        )
         own = [name for name in names if self._owners.get(name) == file.address]
         return next(iter(own or filter(lambda name: self.is_free(name, file), names)), file.address)
 

@@ -95,6 +95,7 @@ def with_documents(
                 f"The doc_id {shown(doc_id)} is in the index already; have the document replaced (replace=True, in the "
                 'shell --remove beside --add, in a request "replace": true), or leave one out.'
             )
+    _check_files(records, content.documents, {*rows.values(), *going})
     if same := _with_same_texts(content.documents, records, rows):
         logger.info("%d of %d documents have the text that they had; they are not encoded.", len(same), len(records))
         content = content._replace(documents=_with_metadata(content.documents, same))
@@ -125,6 +126,18 @@ def with_documents(
     tree = without_traces(add_documents(tree, embeddings, places, tokens, own_spans))
     best = content.best_scores and content.best_scores.after(len(replaced) + len(records))
     return Content(tree, table, lexical, memory, best)
+
+
+def _check_files(records: Sequence[Row], table: pa.Table, going: Collection[int]) -> None:
+    """Raise ValueError if a file is in the index already under another name, as after its folder, one below was given."""
+    files = {row[FILE] for row in records if not row.get(PLACE, "row=").startswith("row=")}
+    if files and FILE in table.column_names:
+        for row, (doc_id, file) in enumerate(zip(Column(table["doc_id"]), Column(table[FILE]), strict=True)):
+            if file in files and row not in going:
+                raise ValueError(
+                    f"The file {shown(file)} is in the index already, as {shown(doc_id)}. Have it compared instead of added: "
+                    "retriever.update(folder), in the shell dsi update INDEX FOLDER."
+                )
 
 
 def _with_same_texts(table: pa.Table, records: Sequence[Row], rows: Mapping[str, int]) -> dict[int, Row]:

@@ -64,6 +64,26 @@ def test_an_update_encodes_the_files_that_changed_and_no_other(notes, retriever,
     assert again.snapshot.generation == 2
 
 
+def test_a_folder_below_that_of_an_index_names_its_files_as_the_index_does(tmp_path, sentence_bert_folder):
+    below = tmp_path / "notes" / "below"
+    below.mkdir(parents=True)
+    for name in ("one.txt", "two.txt"):
+        (below / name).write_text(f"Words of {name}.")
+    (tmp_path / "notes" / "three.txt").write_text("Other words.")
+    own = dsi.index(tmp_path / "notes", encoder=str(sentence_bert_folder), device="cpu")
+    (below / "new.txt").write_text("New words.")
+    (below / "two.txt").write_text("Changed words.")
+    assert own.update(below).files == (1, 1, 0, 1)
+    expected = {"below/one.txt", "below/two.txt", "below/new.txt", "three.txt"}
+    assert {*own.snapshot.documents.rows} == expected
+    assert own.update(tmp_path / "notes").files == (0, 0, 0, 4)
+    with pytest.raises(ValueError, match=r"one.txt' is in the index already, as 'below/one.txt'\. Have it compared"):
+        own.add([below])
+    own.remove(["below/one.txt"])
+    own.add([below / "one.txt"])
+    assert {*own.snapshot.documents.rows} == expected - {"below/one.txt"} | {"one.txt"}
+
+
 def test_an_update_counts_files_whatever_the_number_of_their_documents(notes, retriever):
     paragraph = f"{'word ' * 1000}\n\n"
     (notes / "note03.md").write_text(paragraph * 40)

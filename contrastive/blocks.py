@@ -1,7 +1,6 @@
 """Embeddings of large collections: block by block, on disk, by any number of processes. Knows nothing of their use."""
 
 import logging
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import islice
@@ -24,6 +23,7 @@ from dsi.docids.files.reading import map_tensors
 from dsi.docids.files.storage import replacing, save_tensors, scratch_blocks, write_array
 from dsi.docids.token_vectors import TokenCodes
 from dsi.docids.types import Floats
+from dsi.docids.words.analyzer import ENGLISH
 from dsi.docids.words.languages import language_of, sample
 
 if TYPE_CHECKING:
@@ -35,10 +35,12 @@ E = TypeVar("E")
 _TOKEN_BLOCKS = "*.tokens.safetensors"
 _BEGINNING = 500
 """Characters of a document by which its language is judged."""
-_HARDLY = 0.5
-"""Share of a text that an encoder hardly reads: all-MiniLM-L6-v2 has .37 of German, .47 of Spanish and 1.0 of English."""
-_GUESSED = ("english", "la", "zxx")
+_HARDLY, _FEWEST = 0.5, 5
+"""An encoder hardly reads a language of which it reads less: all-MiniLM-L6-v2 reads .37 of German, .47 of Spanish. Documents in
+one, at least."""
+_GUESSED = (ENGLISH, "la", "zxx")
 """Languages that names, codes and numbers are taken for."""
+_TAKE = "Take a multilingual one, such as --encoder intfloat/multilingual-e5-small."
 BLOCK = 2_048
 """Texts in memory at a time, and those that a killed run loses at most."""
 
@@ -101,40 +103,24 @@ def warn_cut(cut: int, documents: int, pieces: int, encoder: TextEncoder) -> Non
 
 def warn_unread(texts: Sequence[str], encoder: TextEncoder) -> None:
     """Warn of languages that an encoder hardly reads, or else of documents of whose beginnings it reads next to nothing."""
-    if share := _hardly_read(beginnings := sample(texts), encoder):
+    some = sample(texts)
+    shares = encoder.shares_read(some)
+    is_odd = (shares < _HARDLY).sum() >= max(_FEWEST, len(some) / 10)
+    names = np.array([language_of(text) if is_odd else ENGLISH for text in some])
+    by_name = {name: shares[names == name] for name in dict.fromkeys(names.tolist()) if name not in _GUESSED}
+    hardly = {name: len(own) for name, own in by_name.items() if len(own) >= _FEWEST and np.median(own) < _HARDLY}
+    if 10 * sum(hardly.values()) >= len(some) > 0:
         logger.warning(
-            "%.0f %% of the documents are in a language that the encoder hardly reads (%s), so words find them and meaning "
-            "hardly does. Take a multilingual one, such as --encoder intfloat/multilingual-e5-small.",
-            100 * sum(share.values()) / len(beginnings), ", ".join(share),
+            "%.0f %% of the documents are in a language that the encoder hardly reads (%s), so it hardly finds them. %s",
+            100 * sum(hardly.values()) / len(some), ", ".join(hardly), _TAKE,
         )  # fmt: skip
         return
     documents, unread, rest = 0, 0, iter(texts)
     while block := [text[:_BEGINNING] for text in islice(rest, BLOCK)]:
         documents, unread = documents + len(block), unread + int((encoder.shares_read(block) < LEAST_SHARE).sum())
     if unread:
-        logger.warning(
-            "%d of %d documents are in words that the encoder cannot read, so it hardly finds them. Take a multilingual one, "
-            "such as --encoder intfloat/multilingual-e5-small.",
-            unread, documents,
-        )  # fmt: skip
-
-
-def _hardly_read(texts: Sequence[str], encoder: TextEncoder) -> dict[str, int]:
-    """Return {language: number of texts} of those that an encoder hardly reads; none if they are few together."""
-    shares, by_language, fewest = (
-        encoder.shares_read(texts),
-        defaultdict[str, list[float]](list),
-        max(5, len(texts) / 10),
-    )
-    if (shares < _HARDLY).sum() < fewest:
-        return {}
-    for text, share in zip(texts, shares.tolist(), strict=True):
-        by_language[language_of(text)].append(share)
-    found = {
-        name: len(own) for name, own in by_language.items()
-        if name not in _GUESSED and len(own) >= 5 and np.median(own) < _HARDLY
-    }  # fmt: skip
-    return found if sum(found.values()) >= fewest else {}
+        line = "%d of %d documents are in words that the encoder cannot read, so it hardly finds them. %s"
+        logger.warning(line, unread, documents, _TAKE)
 
 
 def giving_back(encoder: E) -> E:

@@ -35,7 +35,7 @@ from dsi.docids.data.sources import (
     is_table,
     items_of,
 )
-from dsi.docids.files.checks import id_of, shown, text, unpack
+from dsi.docids.files.checks import and_more, id_of, shown, text, unpack
 
 if TYPE_CHECKING:
     import datasets
@@ -98,16 +98,12 @@ class Oddities:
             names.append(own)
         self._found[kind] = before + number, names
 
-    def number(self, kind: str) -> int:
-        """Return how many things of a kind were counted."""
-        return self._found[kind][0] if kind in self._found else 0
-
     def lines(self) -> list[str]:
         """Return a line for each kind."""
-        parts = ((*kind.split("; ", 1), number, names) for kind, (number, names) in self._found.items())
         return [
             f"{self.source}: {what}: {number:,} ({', '.join(names)}{', …' * (number > _NAMED == len(names))}); {then}."
-            for what, then, number, names in parts
+            for kind, (number, names) in self._found.items()
+            for what, then in [kind.split("; ", 1)]
         ]
 
     def warn(self) -> None:
@@ -118,7 +114,7 @@ class Oddities:
 
 def checked_documents(records: Records, name: object) -> Iterator[Row]:
     """Yield the row of each document, checked one by one; at the end a line counts each kind of what is odd."""
-    seen, odd = dict[str, int](), Oddities(name)
+    seen, odd, has_words = dict[str, int](), Oddities(name), False
     for number, (source, record) in enumerate(records, start=1):
         row = document_row(record, source, odd)
         doc_id = row["doc_id"]
@@ -129,9 +125,10 @@ def checked_documents(records: Records, name: object) -> Iterator[Row]:
             )
         if not row["text"].strip():
             odd.count(_TITLES_ALONE if row["title"].strip() else EMPTY_DOCUMENTS, doc_id)
+        has_words |= bool(row["title"].strip() or row["text"].strip())
         seen[doc_id] = number
         yield row
-    if seen and odd.number(EMPTY_DOCUMENTS) == len(seen):
+    if seen and not has_words:
         raise ValueError(f"{name}: none of the {len(seen)} documents has a title or a text; give them texts.")
     odd.warn()
 
@@ -222,8 +219,7 @@ def _keys(record: Mapping[str, Any]) -> str:
     """Return the keys of a record and of its metadata, for a message."""
     metadata = record.get("metadata")
     names = [key for key in record if key != "metadata"] + (list(metadata) if isinstance(metadata, Mapping) else [])
-    more = f" and {len(names) - 10:,} more" if len(names) > 10 else ""
-    return ", ".join(map(shown, names[:10])) + more or "none"
+    return ", ".join(map(shown, names[:10])) + and_more(len(names) - 10) or "none"
 
 
 def _metadata(record: Mapping[str, Any], source: str) -> Iterator[tuple[str, Any]]:

@@ -28,7 +28,7 @@ def counted(number: int, noun: str) -> str:
 
 def and_more(number: int) -> str:
     """Return how many things a message does not name, "" for none."""
-    return f" (and {number:,} more)" if number else ""
+    return f" (and {number:,} more)" if number > 0 else ""
 
 
 def printable(text: str) -> str:

@@ -17,7 +17,7 @@ from dsi.docids.files.checks import printable
 from dsi.docids.files.progress import Bar
 from dsi.files.folders import LEFT, SourceFile, source_files
 from dsi.files.tables import is_table, table_documents
-from dsi.files.texts import UnreadableError
+from dsi.files.texts import UnreadableError, what_it_is
 from dsi.files.worker import Answer, Worker
 
 logger = logging.getLogger(__name__)
@@ -157,7 +157,7 @@ def _readable(file: SourceFile, answer: Answer, base: str, odd: Oddities, held: 
     except Exception as error:  # the libraries raise nearly anything
         if file.is_named and type(error) is ValueError:
             raise
-        why = _reason(error)
+        why = what_it_is(error)
         if file.is_named:
             raise ValueError(f"{file.path} is {why}; leave it out, or save it as a file that can be read.") from None
         stays = held.stays(file)
@@ -168,15 +168,6 @@ def _readable(file: SourceFile, answer: Answer, base: str, odd: Oddities, held: 
         if file.is_changed:
             held.changed.add(file.address)
             odd.count("files that were written while they were read; the next update reads them again", file.name)
-
-
-def _reason(error: Exception) -> str:
-    """Return what a file is that cannot be read, because of an error."""
-    if isinstance(error, ModuleNotFoundError):
-        return f'of a kind that needs {error.name} (pip install "dr-scl[files]")'
-    if isinstance(error, UnreadableError):
-        return str(error)
-    return "not to be opened" if isinstance(error, OSError) else "broken"
 
 
 def _rows(file: SourceFile, answer: Answer, base: str, odd: Oddities) -> Rows:

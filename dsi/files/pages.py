@@ -200,19 +200,9 @@ def _body(part: Any) -> str:
     text = decoded(part.get_payload(decode=True) or b"", part.get_content_charset("utf-8"))[0].replace("\r\n", "\n")
     if kind in _RICH:
         return _words_of_rich_text(text)
-    if kind == "text/enriched":
-        return _words_of_enriched(text)
+    if kind == "text/enriched":  # RFC 1896
+        text, kind = re.sub("<param>.*?</param>", "", text.replace("<<", "&lt;")), "text/html"
     return page_text(text)[1] if kind == "text/html" else text
-
-
-def _words_of_enriched(text: str) -> str:
-    """Return the words of a text in enriched form (RFC 1896): of several ends of lines, all but one are meant."""
-    parts = re.split(r"(<nofill>.*?</nofill>)", text, flags=re.IGNORECASE | re.DOTALL)
-    lines = (
-        own if number % 2 else re.sub(r"\n(\n*)", lambda end: end[1] or " ", own) for number, own in enumerate(parts)
-    )
-    tags = re.compile(r"<<|<param>.*?</param>|</?[\w-]+>", re.IGNORECASE | re.DOTALL)
-    return tags.sub(lambda own: "<" if own[0] == "<<" else "", "".join(lines))
 
 
 # PDF.

@@ -46,6 +46,15 @@ class UnreadableError(ValueError):
     """A file cannot be read; the message says what it is, such as "encrypted"."""
 
 
+def what_it_is(error: Exception) -> str:
+    """Return what a file is that cannot be read, because of an error."""
+    if isinstance(error, ModuleNotFoundError):
+        return f'of a kind that needs {error.name} (pip install "dr-scl[files]")'
+    if isinstance(error, UnreadableError):
+        return str(error)
+    return "not to be opened" if isinstance(error, OSError) else "broken"
+
+
 class Part(NamedTuple):
     """A part of a file that is a document: where it begins ("line=1", "page=3"), its title, text and metadata."""
 

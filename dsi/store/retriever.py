@@ -167,7 +167,7 @@ class Retriever:
         Raises:
             ValueError: a doc_id is not in the index, or none is given.
         """
-        return similar(self.snapshot, [doc_ids] if isinstance(doc_ids, str | int) else doc_ids, k, options)
+        return similar(self.snapshot, [str(doc_ids)] if isinstance(doc_ids, str | int) else doc_ids, k, options)
 
     def evidence(self, question: str, tokens: int = 1000, *, k: int = 20, **options: Unpack[SearchOptions]) -> Evidence:
         """Return the sentences of at most k documents that tell most of a question, with `tokens` tokens at most together.
@@ -227,7 +227,7 @@ class Retriever:
         Raises:
             ValueError: a doc_id is not in the index.
         """
-        documents = self.snapshot.get([doc_ids] if isinstance(doc_ids, str | int) else doc_ids)
+        documents = self.snapshot.get([str(doc_ids)] if isinstance(doc_ids, str | int) else doc_ids)
         return documents[0] if isinstance(doc_ids, str | int) else documents
 
     # Updating and saving.

@@ -80,22 +80,17 @@ def with_documents(
     replace: bool = False,
     removed: Sequence[int] = (),
 ) -> Content:
-    """Return the content with more documents, and without some rows; with `replace` a new document may have a known doc_id.
-
-    One that has the title and the text that it had keeps its place, and is not encoded again.
-    """
+    """Return the content with more documents, and without some rows; with `replace` known ones too, encoded if changed."""
     if not records:
         return _without_documents(content, removed)
     going = set(removed)
     doc_ids, titles, texts = ([record[name] for record in records] for name in COLUMNS)
-    rows = DocumentTable(content.documents).find(doc_ids)
-    for doc_id in doc_ids:
-        if not replace and doc_id in rows and rows[doc_id] not in going:
-            raise ValueError(
-                f"The doc_id {shown(doc_id)} is in the index already; have the document replaced (replace=True, in the "
-                'shell --remove beside --add, in a request "replace": true), or leave one out.'
-            )
-    _check_files(records, content.documents, {*rows.values(), *going})
+    rows = _known_rows(content.documents, records)
+    if not replace and (taken := [row for row in rows.values() if row not in going]):
+        raise ValueError(
+            f"The doc_id {shown(Column(content.documents['doc_id'])[taken[0]])} is in the index already; have the document "
+            'replaced (replace=True, in the shell --remove beside --add, in a request "replace": true), or leave one out.'
+        )
     if same := _with_same_texts(content.documents, records, rows):
         logger.info("%d of %d documents have the text that they had; they are not encoded.", len(same), len(records))
         content = content._replace(documents=_with_metadata(content.documents, same))
@@ -128,28 +123,22 @@ def with_documents(
     return Content(tree, table, lexical, memory, best)
 
 
-def _check_files(records: Sequence[Row], table: pa.Table, going: Collection[int]) -> None:
-    """Raise ValueError if a file is in the index already under another name, as after its folder, one below was given."""
-    files = {row[FILE] for row in records if not row.get(PLACE, "row=").startswith("row=")}
-    if files and FILE in table.column_names:
-        for row, (doc_id, file) in enumerate(zip(Column(table["doc_id"]), Column(table[FILE]), strict=True)):
-            if file in files and row not in going:
-                raise ValueError(
-                    f"The file {shown(file)} is in the index already, as {shown(doc_id)}. Have it compared instead of added: "
-                    "retriever.update(folder), in the shell dsi update INDEX FOLDER."
-                )
+def _known_rows(table: pa.Table, records: Sequence[Row]) -> dict[str, int]:
+    """Return {doc_id: row} of documents that are in the table: under their ids, or as the same place of the same file."""
+    rows = DocumentTable(table).find(own["doc_id"] for own in records)
+    names = {(str(own[FILE]), str(own.get(PLACE))): own["doc_id"] for own in records if FILE in own}
+    if not names or FILE not in table.column_names:
+        return rows
+    held = enumerate(zip(Column(table[FILE]), Column(table[PLACE]), strict=True))
+    return {names[own]: row for row, own in held if own in names and not own[1].startswith("row=")} | rows
 
 
 def _with_same_texts(table: pa.Table, records: Sequence[Row], rows: Mapping[str, int]) -> dict[int, Row]:
     """Return {row: record} of the records that have the title and the text of their row; none if the table has no texts."""
-    known = {rows[record["doc_id"]]: record for record in records if record["doc_id"] in rows}
-    if not known or "text" not in table.column_names:
-        return {}
-    held = (Column(table[name]).take(np.array([*known])) for name in COLUMNS[1:])
+    known = {rows[own["doc_id"]]: own for own in records if own["doc_id"] in rows and "text" in table.column_names}
+    held = zip(*(Column(table[name]).take(np.array([*known])) for name in COLUMNS[1:] if known), strict=True)
     return {
-        row: own
-        for (row, own), *texts in zip(known.items(), *held, strict=True)
-        if texts == [own["title"], own["text"]]
+        row: own for (row, own), texts in zip(known.items(), held, strict=True) if texts == (own["title"], own["text"])
     }
 
 

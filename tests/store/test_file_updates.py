@@ -77,8 +77,10 @@ def test_a_folder_below_that_of_an_index_names_its_files_as_the_index_does(tmp_p
     expected = {"below/one.txt", "below/two.txt", "below/new.txt", "three.txt"}
     assert {*own.snapshot.documents.rows} == expected
     assert own.update(tmp_path / "notes").files == (0, 0, 0, 4)
-    with pytest.raises(ValueError, match=r"one.txt' is in the index already, as 'below/one.txt'\. Have it compared"):
+    with pytest.raises(ValueError, match=r"The doc_id 'below/.*' is in the index already"):
         own.add([below])
+    own.add([below], replace=True)
+    assert {*own.snapshot.documents.rows} == expected
     own.remove(["below/one.txt"])
     own.add([below / "one.txt"])
     assert {*own.snapshot.documents.rows} == expected - {"below/one.txt"} | {"one.txt"}

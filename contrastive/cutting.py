@@ -143,7 +143,7 @@ def piece_spans(text: str, offsets: Sequence[tuple[int, int]], length: int, piec
     >>> piece_spans("a b c. d e f", tokens, 5, 3)
     [(0, 7), (5, 12)]
     """
-    starts = np.array([start for start, _ in offsets] or [0])
+    starts = np.array([end - len(text[start:end].lstrip()) for start, end in offsets] or [0])  # of some ▁ is a space
     edges = [  # tokens that begin a sentence, and those that begin a word
         np.searchsorted(starts, [found.end() for found in edge.finditer(text, 0, int(starts[-1]))])
         for edge in (SENTENCE_END, _SPACE)

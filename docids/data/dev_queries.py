@@ -8,6 +8,7 @@ from itertools import combinations
 
 from dsi.docids.data import SPLITS
 from dsi.docids.data.pairs import plain_query
+from dsi.docids.files.checks import and_more
 from dsi.docids.types import Qrels
 
 logger = logging.getLogger(__name__)
@@ -35,12 +36,12 @@ def split_judgements(
     plain = {query_id: plain_query(queries[query_id]) for own in qrels.values() for query_id in own}
     for one, other in combinations(SPLITS, 2):
         if shared := [query_id for query_id in qrels[one] if query_id in qrels[other]]:
-            message = "The query %r (and %d more) is judged in %s and in %s: what is measured there was seen before."
-            logger.warning(message, shared[0], len(shared) - 1, one, other)
+            message = "The query %r%s is judged in %s and in %s: what is measured there was seen before."
+            logger.warning(message, shared[0], and_more(len(shared) - 1), one, other)
         first = {plain[query_id]: query_id for query_id in qrels[one]}
         if twins := [own for own in qrels[other] if own not in qrels[one] and plain[own] in first]:
-            pair = other, twins[0], len(twins) - 1, one, first[plain[twins[0]]]
-            logger.warning("The %s query %r (and %d more) has the text of the %s query %r: it was seen before.", *pair)
+            pair = other, twins[0], and_more(len(twins) - 1), one, first[plain[twins[0]]]
+            logger.warning("The %s query %r%s has the text of the %s query %r: it was seen before.", *pair)
     return qrels, overlap
 
 

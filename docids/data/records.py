@@ -35,7 +35,7 @@ from dsi.docids.data.sources import (
     is_table,
     items_of,
 )
-from dsi.docids.files.checks import id_of, shown, text, unpack
+from dsi.docids.files.checks import and_more, id_of, shown, text, unpack
 
 if TYPE_CHECKING:
     import datasets
@@ -52,6 +52,8 @@ _ROWS_AT_ONCE, _CHARACTERS_AT_ONCE = 1000, 2**25
 """Rows of a record batch and characters of its texts, about, at most."""
 _LARGE_TABLE, _SPARSE = 2 * 10**7, 50
 """Cells of metadata, from which on one in fifty must hold a value."""
+_NAMED = 3
+"""Odd things of a kind that are named, at most."""
 _EXACT = 2**53
 """Up to this every whole number is a float."""
 
@@ -82,26 +84,27 @@ class Oddities:
     >>> for doc_id in ("a", "b"):
     ...     odd.count("empty documents; no query finds them", doc_id)
     >>> odd.lines()
-    ["corpus.jsonl: empty documents: 2, the first 'a'; no query finds them."]
+    ["corpus.jsonl: empty documents: 2 ('a', 'b'); no query finds them."]
     """
 
     def __init__(self, source: object) -> None:
         self.source = source
-        self._found: dict[str, tuple[int, str]] = {}
+        self._found: dict[str, tuple[int, list[str]]] = {}
 
-    def count(self, kind: str, first: object, number: int = 1) -> None:
-        """Count things of a kind, "what it is; what follows"; `first` is shown of the first one."""
-        before, example = self._found.get(kind) or (0, shown(first))
-        self._found[kind] = before + number, example
-
-    def number(self, kind: str) -> int:
-        """Return how many things of a kind were counted."""
-        return self._found[kind][0] if kind in self._found else 0
+    def count(self, kind: str, name: object, number: int = 1) -> None:
+        """Count things of a kind, "what it is; what follows"; the names of the first ones are shown."""
+        before, names = self._found.get(kind, (0, []))
+        if len(names) < _NAMED and (own := shown(name)) not in names:
+            names.append(own)
+        self._found[kind] = before + number, names
 
     def lines(self) -> list[str]:
         """Return a line for each kind."""
-        parts = ((*kind.split("; ", 1), number, first) for kind, (number, first) in self._found.items())
-        return [f"{self.source}: {what}: {number:,}, the first {first}; {then}." for what, then, number, first in parts]
+        return [
+            f"{self.source}: {what}: {number:,} ({', '.join(names)}{', …' * (number > _NAMED == len(names))}); {then}."
+            for kind, (number, names) in self._found.items()
+            for what, then in [kind.split("; ", 1)]
+        ]
 
     def warn(self) -> None:
         """Log a warning for each kind."""
@@ -111,7 +114,7 @@ class Oddities:
 
 def checked_documents(records: Records, name: object) -> Iterator[Row]:
     """Yield the row of each document, checked one by one; at the end a line counts each kind of what is odd."""
-    seen, odd = dict[str, int](), Oddities(name)
+    seen, odd, has_words = dict[str, int](), Oddities(name), False
     for number, (source, record) in enumerate(records, start=1):
         row = document_row(record, source, odd)
         doc_id = row["doc_id"]
@@ -122,9 +125,10 @@ def checked_documents(records: Records, name: object) -> Iterator[Row]:
             )
         if not row["text"].strip():
             odd.count(_TITLES_ALONE if row["title"].strip() else EMPTY_DOCUMENTS, doc_id)
+        has_words |= bool(row["title"].strip() or row["text"].strip())
         seen[doc_id] = number
         yield row
-    if seen and odd.number(EMPTY_DOCUMENTS) == len(seen):
+    if seen and not has_words:
         raise ValueError(f"{name}: none of the {len(seen)} documents has a title or a text; give them texts.")
     odd.warn()
 
@@ -215,8 +219,7 @@ def _keys(record: Mapping[str, Any]) -> str:
     """Return the keys of a record and of its metadata, for a message."""
     metadata = record.get("metadata")
     names = [key for key in record if key != "metadata"] + (list(metadata) if isinstance(metadata, Mapping) else [])
-    more = f" and {len(names) - 10:,} more" if len(names) > 10 else ""
-    return ", ".join(map(shown, names[:10])) + more or "none"
+    return ", ".join(map(shown, names[:10])) + and_more(len(names) - 10) or "none"
 
 
 def _metadata(record: Mapping[str, Any], source: str) -> Iterator[tuple[str, Any]]:

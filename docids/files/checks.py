@@ -26,6 +26,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun if number == 1 else several}"
 
 
+def and_more(number: int) -> str:
+    """Return how many things a message does not name, "" for none."""
+    return f" (and {number:,} more)" if number > 0 else ""
+
+
 def printable(text: str) -> str:
     r"""Return a text for a line of a terminal: control characters are written as in Python.
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from dsi.docids import extensions
-from dsi.docids.files.checks import shown
+from dsi.docids.files.checks import and_more, shown
 from dsi.docids.files.declarations import Count, NameOrPath, Whole, settings
 from dsi.docids.files.processes import ALONE, Processes
 from dsi.docids.tree import MOST_LEVELS, MOST_PLACES
@@ -137,7 +137,7 @@ class SchemeInput:
     def __post_init__(self) -> None:
         bad = ~np.isfinite(np.concatenate([own.sum(axis=1, dtype=np.float32) for own in _blocks(self.embeddings)]))
         if bad.any():
-            raise ValueError(f"embeddings must be finite; row {bad.argmax()} (and {bad.sum() - 1} more) is not.")
+            raise ValueError(f"embeddings must be finite; row {bad.argmax()}{and_more(bad.sum() - 1)} is not.")
         check_branching(len(self.embeddings), self.config)
 
 

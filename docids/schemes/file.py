@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from dsi.docids.data.sources import text_lines, whole_number
-from dsi.docids.files.checks import shown
+from dsi.docids.files.checks import and_more, shown
 from dsi.docids.files.storage import write_text
 from dsi.docids.schemes import Docids, SchemeInput, pad_paths
 from dsi.docids.tree import MOST_PLACES
@@ -32,7 +32,7 @@ def read_docids(path: Path, doc_ids: Sequence[str], *, in_pieces: bool = False) 
     missing = [doc_id for doc_id in pieces if doc_id not in lines]
     if missing:
         raise ValueError(
-            f"{path} has no line for the document {missing[0]!r} (and {len(missing) - 1} more); give every document of "
+            f"{path} has no line for the document {missing[0]!r}{and_more(len(missing) - 1)}; give every document of "
             "the collection one."
         )
     if in_pieces:

@@ -25,14 +25,24 @@ def find_language(texts: Sequence[str]) -> str:
 
     Texts in scripts without spaces do not count: stems never change them.
     """
+    spaced = list(filter(_is_spaced, sample(texts)))
+    found = Counter(name if (name := language_of(text)) in _STEMMED.values() else NO_STEMS for text in spaced)
+    language, count = found.most_common(1)[0] if found else (NO_STEMS, 0)
+    return language if count >= _MOST * len(spaced) else NO_STEMS
+
+
+def sample(texts: Sequence[str]) -> list[str]:
+    """Return the beginnings of at most 200 texts, evenly spread."""
+    step = max(1, len(texts) // _TEXTS)
+    return [text[:_CHARACTERS] for text in texts[: step * _TEXTS : step]]
+
+
+def language_of(text: str) -> str:
+    """Return the stemmer of the language of a text, or the language's code if it has none."""
     from py3langid import classify  # loads its model, which takes a while
 
-    step = max(1, len(texts) // _TEXTS)
-    spread = texts[: step * _TEXTS : step]
-    sample = [text[:_CHARACTERS] for text in spread if _is_spaced(text[:_CHARACTERS])]
-    found = Counter(_STEMMED.get(classify(text)[0], NO_STEMS) for text in sample)
-    language, count = found.most_common(1)[0] if found else (NO_STEMS, 0)
-    return language if count >= _MOST * len(sample) else NO_STEMS
+    code = classify(text)[0]
+    return _STEMMED.get(code, code)
 
 
 def _is_spaced(text: str) -> bool:

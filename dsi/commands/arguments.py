@@ -45,7 +45,8 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         unknown = re.match(r"unrecognized arguments:.*?(--?\w[\w-]*)", message)
         near = get_close_matches(unknown[1], self._option_string_actions, 1, 0.75) if unknown else []
-        see = "" if message.startswith("argument ") else f"; see {self.prog} --help"
+        quotes = "" if unknown or "unrecognized" not in message else "; put a query of several words into quotes"
+        see = "" if message.startswith("argument ") else f"{quotes}; see {self.prog} --help"
         raise ValueError(f"{message}; did you mean {near[0]}?" if near else f"{message}{see}")
 
 

@@ -17,7 +17,7 @@ from dsi.docids.files.checks import printable
 from dsi.docids.files.progress import Bar
 from dsi.files.folders import LEFT, SourceFile, source_files
 from dsi.files.tables import is_table, table_documents
-from dsi.files.texts import UnreadableError
+from dsi.files.texts import UnreadableError, what_it_is
 from dsi.files.worker import Answer, Worker
 
 logger = logging.getLogger(__name__)
@@ -40,10 +40,13 @@ class Held:
 
     def __init__(self, documents: Iterable[tuple[str, str | None, str | None]] = ()) -> None:
         self.unread, self.changed = set[str](), set[str]()
-        self._files, self._owners = set[str](), dict[str, str]()
+        self._files, self._owners, self._roots = set[str](), dict[str, str](), set[str]()
         for doc_id, file, place in documents:
+            base = base_of(doc_id, place)
             self._files.add(file or "")
-            self._owners[doc_id] = self._owners[base_of(doc_id, place)] = file or ""
+            self._owners[doc_id] = self._owners[base] = file or ""
+            if file and file.endswith(f"/{base}"):
+                self._roots.add(file.removesuffix(base))
 
     def stays(self, file: SourceFile) -> bool:
         """Note that a file could not be read, and return whether the index has documents of it, which stay."""
@@ -61,7 +64,12 @@ class Held:
 
     def base(self, file: SourceFile) -> str:
         """Return what the ids of a file's documents begin with: what they began with before, else a name that is free."""
-        names = file.name, f"{file.path.parent.name}/{file.name}", file.address
+        root = min(filter(file.address.startswith, self._roots), key=len, default="")
+        names = (
+            file.address.removeprefix(root) if root else file.name,
+            f"{file.path.parent.name}/{file.name}",
+            file.address,
+        )
         own = [name for name in names if self._owners.get(name) == file.address]
         return next(iter(own or filter(lambda name: self.is_free(name, file), names)), file.address)
 
@@ -149,7 +157,7 @@ def _readable(file: SourceFile, answer: Answer, base: str, odd: Oddities, held: 
     except Exception as error:  # the libraries raise nearly anything
         if file.is_named and type(error) is ValueError:
             raise
-        why = _reason(error)
+        why = what_it_is(error)
         if file.is_named:
             raise ValueError(f"{file.path} is {why}; leave it out, or save it as a file that can be read.") from None
         stays = held.stays(file)
@@ -160,15 +168,6 @@ def _readable(file: SourceFile, answer: Answer, base: str, odd: Oddities, held: 
         if file.is_changed:
             held.changed.add(file.address)
             odd.count("files that were written while they were read; the next update reads them again", file.name)
-
-
-def _reason(error: Exception) -> str:
-    """Return what a file is that cannot be read, because of an error."""
-    if isinstance(error, ModuleNotFoundError):
-        return f'of a kind that needs {error.name} (pip install "dr-scl[files]")'
-    if isinstance(error, UnreadableError):
-        return str(error)
-    return "not to be opened" if isinstance(error, OSError) else "broken"
 
 
 def _rows(file: SourceFile, answer: Answer, base: str, odd: Oddities) -> Rows:

@@ -131,6 +131,9 @@ def _sheet() -> Any:
 # Rich text and mail.
 
 _RICH = ("text/rtf", "application/rtf")
+_HIDDEN_RICH = re.compile(r"(?<!\\)\\v(?![a-z\d])(?:\\[\s\S]|[^{}\\])*?(?=\\v0|\\plain\b|\})")
+"""Hidden words up to the end of their group, if no other is in it."""
+_CHARSETS = {"mac": "mac_roman", "pc": "cp437", "pca": "cp850"}
 _FULLER = 2
 """Times as many characters as another alternative of a mail has one that is read instead."""
 
@@ -143,7 +146,10 @@ def rich_text(path: Path, content: bytes) -> Parts:
 def _words_of_rich_text(text: str) -> str:
     from striprtf.striprtf import rtf_to_text
 
-    return str(rtf_to_text(text, errors="replace"))
+    charset = re.match(r"\s*\{\\rtf\d*\s*\\(mac|pca?)\b", text)
+    return str(
+        rtf_to_text(_HIDDEN_RICH.sub("", text), _CHARSETS[charset[1]] if charset else "cp1252", errors="replace")
+    )
 
 
 def mail(path: Path, content: bytes) -> Parts:
@@ -194,19 +200,9 @@ def _body(part: Any) -> str:
     text = decoded(part.get_payload(decode=True) or b"", part.get_content_charset("utf-8"))[0].replace("\r\n", "\n")
     if kind in _RICH:
         return _words_of_rich_text(text)
-    if kind == "text/enriched":
-        return _words_of_enriched(text)
+    if kind == "text/enriched":  # RFC 1896
+        text, kind = re.sub("<param>.*?</param>", "", text.replace("<<", "&lt;")), "text/html"
     return page_text(text)[1] if kind == "text/html" else text
-
-
-def _words_of_enriched(text: str) -> str:
-    """Return the words of a text in enriched form (RFC 1896): of several ends of lines, all but one are meant."""
-    parts = re.split(r"(<nofill>.*?</nofill>)", text, flags=re.IGNORECASE | re.DOTALL)
-    lines = (
-        own if number % 2 else re.sub(r"\n(\n*)", lambda end: end[1] or " ", own) for number, own in enumerate(parts)
-    )
-    tags = re.compile(r"<<|<param>.*?</param>|</?[\w-]+>", re.IGNORECASE | re.DOTALL)
-    return tags.sub(lambda own: "<" if own[0] == "<<" else "", "".join(lines))
 
 
 # PDF.
@@ -250,7 +246,8 @@ def _joined(text: str) -> str:
 
     A word with a hyphen keeps all of its hyphens, as in state-of-the-art: nobody divides such words elsewhere.
     """
-    text = re.sub(r"(\w-\w{1,30})[\x02\ufffe]\s*(?=[^\W\d_])", r"\1-", text.replace("\r\n", "\n"))
+    text = text.replace("\r\n", "\n").replace("\uf001", "fi").replace("\uf002", "fl")  # as Windows' fonts name these
+    text = re.sub(r"(\w-\w{1,30})[\x02\ufffe]\s*(?=[^\W\d_])", r"\1-", text)
     text = re.sub(r"(?:[\x02\ufffe]|\u00ad)\s*\n?(?=[^\W\d_])(?![A-Z])|\u00ad", "", text)
     text = re.sub("[\ufb00-\ufb06]", lambda own: unicodedata.normalize("NFKC", own[0]), text)  # ligatures, such as fi
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", "", re.sub("[\x02\ufffe]", "-", text))

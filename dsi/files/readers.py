@@ -21,17 +21,12 @@ _SNIFFED = 8_000
 """Bytes of a file of no known suffix that tell whether it is text."""
 
 
-def _word(path: Path, content: bytes) -> Parts:
-    """Yield a document of Word, which may include files of every kind."""
-    return office.document(path, content, READERS)
-
-
 READERS: dict[str, Callable[[Path, bytes], Parts]] = {
     **dict.fromkeys((".txt", ".text", ".log"), texts.text),
     **dict.fromkeys((".md", ".markdown", ".mdx", ".qmd", ".rmd", ".rst"), texts.markup),
     **dict.fromkeys((".html", ".htm", ".xhtml"), pages.page),
     ".pdf": pages.pdf,
-    **dict.fromkeys((".docx", ".docm", ".dotx", ".dotm"), _word),
+    **dict.fromkeys((".docx", ".docm", ".dotx", ".dotm"), lambda path, own: office.document(path, own, READERS)),
     **dict.fromkeys((".pptx", ".pptm", ".ppsx", ".ppsm", ".potx", ".potm"), office.slides),
     **dict.fromkeys((".xlsx", ".xlsm", ".xltx", ".xltm"), office.sheets),
     ".ipynb": texts.notebook,
@@ -39,11 +34,6 @@ READERS: dict[str, Callable[[Path, bytes], Parts]] = {
     ".rtf": pages.rich_text,
 }
 """{suffix: the function that reads such a file as documents}."""
-_CODE = re.compile(
-    r"\.(bash|c|cc|cfg|clj|cpp|cs|cu|cxx|dart|el|ex|f90|fs|go|gradle|groovy|h|hpp|hs|ini|java|jl|js|jsx|kt|lisp|lua|m|ml|mjs"
-    r"|php|pl|pm|proto|ps1|py|pyi|pyx|r|rb|rs|scala|sh|sql|swift|tcl|tex|toml|ts|tsx|v|vb|vue|yaml|yml|zig)"
-)
-"""Suffixes of source code and settings."""
 _DATA = re.compile(r"\.(css|csv|json|jsonl|lock|map|parquet|svg|tsv)")
 """Suffixes of texts that programs write for programs, and of tables."""
 
@@ -60,10 +50,8 @@ def _reader_of(path: Path) -> Callable[[Path, bytes], Parts] | None:
     suffix = plain_name(path).suffix.lower()
     if suffix in READERS:
         return READERS[suffix]
-    is_text = _CODE.fullmatch(suffix) or not (
-        _DATA.fullmatch(suffix) or re.search(rb"[\0-\6\x0e-\x1a\x1c-\x1f\x7f]", _head(path))
-    )
-    return texts.code if is_text else None
+    is_data = _DATA.fullmatch(suffix) or re.search(rb"[\0-\6\x0e-\x1a\x1c-\x1f\x7f]", _head(path))
+    return None if is_data else texts.code
 
 
 def _head(path: Path) -> bytes:

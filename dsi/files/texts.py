@@ -7,6 +7,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 from unicodedata import category
@@ -27,8 +28,11 @@ _HZ = re.compile(rb"~\{(?:[!-w][!-~])+~\}")
 _MIXED = re.compile(
     r"[a-zA-Z](?=[\u0370-\u04ff])|[\u0370-\u04ff](?=[a-zA-Z])"
     r"|(?<=[^\W\d_])[\xa1-\xa9\xab-\xb4\xb8\xbb-\xbf\u02c6-\u02dd\u2020-\u2022\u2200-\u22ff\u25ca](?=[^\W\d_])"
+    r"|(?<=[a-z])[À-ÖØ-Þ]|(?<![\u2500-\u259f])[\u2552-\u256c](?![\u2500-\u259f])"
 )
-"""What no word has: letters of two scripts side by side, and signs between letters."""
+"""What no word has: letters of two scripts side by side, signs between letters, capitals behind small letters, lone corners."""
+_LIKE = {"cp1250": "iso8859-2", "cp437": "cp850", "mac-roman": "cp850"}
+"""{encoding: one that is taken for it}; Polish of the first has other places for s, t and z with a caron."""
 _SEEN = 10_000
 """Characters of a text that tell whether it is one."""
 _TOLD = "texts in other encodings than UTF-8; they are read in those that their letters tell"
@@ -40,6 +44,15 @@ _TITLE = re.compile(r"^(title):[ \t]*[\"']?(\S[^\r\n]*?)[\"']?[ \t\r]*$", re.MUL
 
 class UnreadableError(ValueError):
     """A file cannot be read; the message says what it is, such as "encrypted"."""
+
+
+def what_it_is(error: Exception) -> str:
+    """Return what a file is that cannot be read, because of an error."""
+    if isinstance(error, ModuleNotFoundError):
+        return f'of a kind that needs {error.name} (pip install "dr-scl[files]")'
+    if isinstance(error, UnreadableError):
+        return str(error)
+    return "not to be opened" if isinstance(error, OSError) else "broken"
 
 
 class Part(NamedTuple):
@@ -80,7 +93,10 @@ def _is_wrong(text: str, content: bytes, encoding: str) -> bool:
     if encoding in ("cp1252", "utf-8") and _has_escapes(content):
         return True
     is_foreign = encoding == "cp1252" and len(re.findall(r"[^\W\d_a-zA-Z]", text)) > len(re.findall("[a-zA-Z]", text))
-    return is_foreign or _odd(text) * 10 > min(len(text), _SEEN)
+    is_swapped = len(re.findall("[а-яё][А-ЯЁ]", text)) > len(
+        re.findall("[А-ЯЁ][а-яё]", text)
+    )  # Windows-1251 and KOI8-R
+    return is_foreign or is_swapped or _odd(text) * 10 > min(len(text), _SEEN)
 
 
 def _has_escapes(content: bytes) -> bool:
@@ -111,21 +127,23 @@ def encoding_of(content: bytes) -> tuple[str, str]:
     told, eras = content if is_wide else b" ".join(itertools.islice(around, _TELLING)), chardet.EncodingEra
     usual = eras.MODERN_WEB | eras.LEGACY_ISO | eras.LEGACY_MAC
     tries = [(content, usual), (told, eras.ALL), (told, usual), (told, usual)][is_wide or letters >= _FEW :]
-    odds = dict[str, int]()
+    texts = dict[str, str]()
     for sample, era in tries:
-        found = chardet.detect(sample, encoding_era=era, exclude_encodings=[*odds] or None)["encoding"]
+        found = chardet.detect(sample, encoding_era=era, exclude_encodings=[*texts] or None)["encoding"]
         name = codecs.lookup(found or "latin-1").name
         name = _TAKEN.get(name, name)
-        odds[name] = _odd(content.decode(name, errors="replace"))
-        if odds[name] * 10 <= min(letters, _SEEN):
+        texts[name] = content.decode(name, errors="replace")
+        if _odd(texts[name]) * 10 <= min(letters, _SEEN):
             break
-    if odds.get("cp1250"):  # which has other places for s, t and z with a caron
-        odds["iso8859-2"] = _odd(content.decode("iso8859-2", errors="replace"))
-    if odds[name] * 50 > min(len(content), _SEEN):  # of the two bytes of a letter, those that come first differ less
+    for other in [other for own, other in _LIKE.items() if own in texts and _odd(texts[own])]:
+        texts[other] = content.decode(other, errors="replace")
+    if _odd(texts[name]) * 50 > min(
+        len(content), _SEEN
+    ):  # of the two bytes of a letter, those that come first differ less
         name = f"utf-16-{'be' if len({*content[::2]}) < len({*content[1::2]}) else 'le'}"
-        odds[name] = _odd(content.decode(name, errors="replace"))
-    name = min(odds, key=odds.__getitem__)
-    if odds[name] * 10 > min(len(content.decode(name, errors="replace")), _SEEN):
+        texts[name] = content.decode(name, errors="replace")
+    name = min(texts, key=lambda own: _odd(texts[own]))
+    if _odd(texts[name]) * 10 > min(len(texts[name]), _SEEN):
         raise UnreadableError("not text")
     return name, _TOLD
 
@@ -184,17 +202,14 @@ def _front_matter(text: str, *, is_toml: bool) -> dict[str, Any]:
 
     try:
         front = tomllib.loads(text) if is_toml else yaml.safe_load(text) or {}
-        written = {} if is_toml else yaml.load(text, yaml.BaseLoader)  # nothing but texts, lists and keys
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from None
     if not isinstance(front, dict):
         raise ValueError("no keys")
-    return {str(key): _as_written(str(key), value, written) for key, value in front.items()}
-
-
-def _as_written(key: str, value: Any, written: Mapping[str, Any]) -> Any:
-    """Return a title as it is written, such as 007, 12:30 or Yes, and every other value as YAML takes it."""
-    return written.get(key, value) if key.lower() == "title" and value is not None else value
+    titles = dict(_TITLE.findall(text))  # as they are written, such as 007, 12:30 or Yes
+    return {
+        str(key): titles.get(key, own) if isinstance(own, int | float | date) else own for key, own in front.items()
+    }
 
 
 def notebook(path: Path, content: bytes) -> Parts:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from dsi.files.readers import parts_of
-from dsi.files.texts import Part, UnreadableError
+from dsi.files.texts import Part, UnreadableError, what_it_is
 
 _SECONDS, _SECONDS_A_MEGABYTE = 5, 2
 """Of the processor that a file may take; of several, those behind the ones that took it are asked for again."""
@@ -75,10 +75,10 @@ class Worker:
         for line in self._running().stdout or ():
             if not line.endswith(b"\n"):  # it ended within an answer
                 break
-            if isinstance(answer := json.loads(line), list):
+            if not isinstance(answer := json.loads(line), str):
                 parts.append(Part(*answer))
                 continue
-            found.append(Answer(parts, _error(**answer)))
+            found.append(Answer(parts, UnreadableError(answer) if answer else None))
             parts = []
             if len(found) == number:
                 return found
@@ -123,15 +123,8 @@ def _seconds(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def _error(needs: str = "", unreadable: str = "", closed: str = "") -> Exception | None:
-    """Return the error that the child tells of."""
-    if needs:
-        return ModuleNotFoundError(name=needs)
-    return UnreadableError(unreadable) if unreadable else OSError(closed) if closed else None
-
-
 def _answers(path: Path) -> Iterator[Any]:
-    """Yield the documents of a file as lists, and how it ended."""
+    """Yield the documents of a file as lists, and what it is if it cannot be read to its end, else ""."""
     characters = 0
     try:
         for part in parts_of(path):
@@ -140,15 +133,9 @@ def _answers(path: Path) -> Iterator[Any]:
                 raise UnreadableError(f"with more than {_CHARACTERS >> 20} million characters of text")
             # Without surrogates, which no column can hold.
             yield part._replace(text=part.text.encode(errors="replace").decode())
-        yield {}
-    except ModuleNotFoundError as error:
-        yield {"needs": error.name}
-    except UnreadableError as error:
-        yield {"unreadable": str(error)}
-    except OSError as error:
-        yield {"closed": str(error)}
-    except Exception:  # the libraries raise nearly anything
-        yield {"unreadable": "broken"}
+        yield ""
+    except Exception as error:  # the libraries raise nearly anything
+        yield what_it_is(error)
 
 
 def main() -> None:

@@ -328,11 +328,11 @@ class Hits(list[Hit]):
             title = _marked(cut_at_matches(hit.title, matches, "title"), _line, mark)
             docid = ".".join(map(str, hit.digits))
             lines.append(f"{hit.rank:4d}  {hit.score:9.4f}  {printable(hit.doc_id)}  {title}  [{docid}]")
-            for passage in hit.passages:
-                if place := passage.location:
+            for ends in _excerpts(hit, matches):
+                if place := locate(hit.metadata, hit.text, ends):
                     lines.append(f"{'':17}{_line(str(place))}  {_line(place.heading)}".rstrip())
                 if hit.text:
-                    text = " ".join(_marked_excerpt(hit.text, passage, matches, _line, mark).split())
+                    text = " ".join(_marked_excerpt(hit.text, ends, matches, _line, mark).split())
                     lines.append(f"{'':17}{text}")
         return "\n".join(lines)
 
@@ -342,9 +342,10 @@ class Hits(list[Hit]):
         for hit, matches in zip(self, self.matches(), strict=True):
             title = hit.title if hit.title.strip() else hit.label
             label = _marked(cut_at_matches(title, matches, "title"), escape, mark)
-            place = [str(hit.location)] if hit.location else []
+            ends = _excerpts(hit, matches)
+            place = [str(own) for own in [locate(hit.metadata, hit.text, ends[0])] if own]
             facts = [hit.doc_id, *place, *(f"{name}: {value}" for name, value in hit.own_metadata.items())]
-            excerpts = [_marked_excerpt(hit.text, own, matches, escape, mark) for own in hit.passages if hit.text]
+            excerpts = [_marked_excerpt(hit.text, own, matches, escape, mark) for own in ends if hit.text]
             body = "".join(f"<br>{own}" for own in excerpts)
             items.append(f"<li><b>{label}</b> {hit.score:.3f}{body}<br><small>{escape(' · '.join(facts))}</small></li>")
         return f"<div><b>{escape(self.query)}</b>: {escape(self._summary)}<ol>{''.join(items)}</ol></div>"
@@ -433,11 +434,17 @@ def _marked(found_in: Iterable[tuple[str, bool]], shown: Callable[[str], str], m
     return "".join(mark(shown(piece)) if found else shown(piece) for piece, found in found_in)
 
 
+def _excerpts(hit: Hit, matches: Sequence[Match]) -> list[tuple[int, int]]:
+    """Return the ends of what is shown of each passage of a hit."""
+    ends = [(own.start, own.end) for own in hit.passages]
+    return [excerpt(hit.text, matches, within=own) for own in ends] if hit.text else ends
+
+
 def _marked_excerpt(
-    text: str, passage: Passage, matches: Sequence[Match], shown: Callable[[str], str], mark: Callable[[str], str]
+    text: str, ends: tuple[int, int], matches: Sequence[Match], shown: Callable[[str], str], mark: Callable[[str], str]
 ) -> str:
-    """Return the excerpt of a passage of a text as `_marked` does, with dots where it is cut."""
-    start, end = excerpt(text, matches, within=(passage.start, passage.end))
+    """Return an excerpt of a text as `_marked` does, with dots where it is cut."""
+    start, end = ends
     marked = _marked(cut_at_matches(text, matches, "text", start, end), shown, mark)
     return f"{'… ' * (start > 0)}{marked}{' …' * (end < len(text))}"
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dsi.contrastive.text_encoder import EncodedTexts, TextEncoder, passes
 from dsi.docids.data.records import EMPTY_QUERIES, Oddities, checked_queries
 from dsi.docids.data.sources import is_table, items_of, records_of
-from dsi.docids.files.checks import id_of, plain, shown, text, unpack
+from dsi.docids.files.checks import and_more, id_of, plain, shown, text, unpack
 from dsi.docids.files.progress import Bar
 from dsi.docids.query_memory import is_usable
 from dsi.docids.types import Bools, Floats, Ints, Numbers
@@ -194,7 +194,7 @@ def given_vectors(embeddings: NDArray[Any] | None, encoder: TextEncoder) -> Enco
         )
     wrong = np.flatnonzero(~is_usable(vectors.astype(np.float32)))
     if len(wrong):
-        raise ValueError(f"embeddings must be finite; row {int(wrong[0])} (and {len(wrong) - 1} more) is not.")
+        raise ValueError(f"embeddings must be finite; row {int(wrong[0])}{and_more(len(wrong) - 1)} is not.")
     count, own = len(vectors), np.array(vectors, dtype=np.float32)
     states, mask = np.zeros((count, 1, encoder.state_dim), np.float32), np.zeros((count, 1), bool)
     batch = QueryBatch(np.arange(count), states, mask, own, [""] * count, has_texts=False)

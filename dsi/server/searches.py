@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
+from dsi.docids.data.locations import locate
 from dsi.docids.data.records import json_value
 from dsi.search.explain.explanation import ExplainedNode, select
 from dsi.search.hits import Evidence, Hit, Hits, Match, excerpt
@@ -61,7 +62,9 @@ def answer_of(hits: Hits, *, matches: bool) -> Json:
         for hit, fields, words in zip(hits, shown["hits"], hits.matches(), strict=True):
             text, parts = hit.text or "", fields.get("passages", ())
             for place, span in [(fields, hit.best_span), *((own, (own["start"], own["end"])) for own in parts)]:
-                place["excerpt"] = list(excerpt(text, words, _EXCERPT, span))
+                place["excerpt"] = list(ends := excerpt(text, words, _EXCERPT, span))
+                if "location" in place:
+                    place["location"]["address"] = str(locate(hit.metadata, hit.text, ends))
             fields.update(label=hit.label, matches=shown_matches(words))
     return {**shown, **hits.uncovered.as_dict(), **_lack(hits.coverage, hits.missing)}
 

@@ -153,7 +153,7 @@ class Retriever:
         hits = index.hits(encoded, request)
         return hits[0] if isinstance(queries, str) else Answers(hits)
 
-    def similar(self, doc_ids: str | Sequence[str], k: int = 10, **options: Unpack[SearchOptions]) -> Hits:
+    def similar(self, doc_ids: str | int | Sequence[str], k: int = 10, **options: Unpack[SearchOptions]) -> Hits:
         """Return the top k documents that are like one, or like several, without these.
 
         Their stored vectors are the query, and the words that tell most of them its text, if the index has BM25 and texts.
@@ -167,7 +167,7 @@ class Retriever:
         Raises:
             ValueError: a doc_id is not in the index, or none is given.
         """
-        return similar(self.snapshot, [doc_ids] if isinstance(doc_ids, str) else doc_ids, k, options)
+        return similar(self.snapshot, [str(doc_ids)] if isinstance(doc_ids, str | int) else doc_ids, k, options)
 
     def evidence(self, question: str, tokens: int = 1000, *, k: int = 20, **options: Unpack[SearchOptions]) -> Evidence:
         """Return the sentences of at most k documents that tell most of a question, with `tokens` tokens at most together.
@@ -216,10 +216,10 @@ class Retriever:
         return encode_queries(self._snapshot.encoder, queries, batch_size=batch_size, show_progress=show_progress)
 
     @overload  # a str is a Sequence[str] too; the first signature takes it
-    def get(self, doc_ids: str) -> Document: ...  # type: ignore[overload-overlap]
+    def get(self, doc_ids: str | int) -> Document: ...  # type: ignore[overload-overlap]
     @overload
     def get(self, doc_ids: Sequence[str]) -> list[Document]: ...
-    def get(self, doc_ids: str | Sequence[str]) -> Document | list[Document]:
+    def get(self, doc_ids: str | int | Sequence[str]) -> Document | list[Document]:
         """Return a document, or several by one lookup, as the index holds them.
 
         Each has its title, metadata, first docid, and its text if the index keeps texts.
@@ -227,8 +227,8 @@ class Retriever:
         Raises:
             ValueError: a doc_id is not in the index.
         """
-        documents = self.snapshot.get([doc_ids] if isinstance(doc_ids, str) else doc_ids)
-        return documents[0] if isinstance(doc_ids, str) else documents
+        documents = self.snapshot.get([str(doc_ids)] if isinstance(doc_ids, str | int) else doc_ids)
+        return documents[0] if isinstance(doc_ids, str | int) else documents
 
     # Updating and saving.
 
@@ -241,7 +241,8 @@ class Retriever:
         Args:
             documents: records or a table, as `Collection.from_records` takes, each with doc_id (or _id, id), text and perhaps a
                 title; all else is metadata, of the index's columns. Or a list of `Path`s, as `Collection.from_files` takes.
-            replace: a document takes the place of the one that has its doc_id; by default it is refused.
+            replace: a document takes the place of the one that has its doc_id; by default it is refused. Title and text that
+                are as they were are not encoded again, if the index keeps texts.
 
         Raises:
             TypeError: documents are no list or table of records.

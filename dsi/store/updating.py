@@ -3,6 +3,7 @@
 Nothing is changed in place; an update makes new content. Knows no folders.
 """
 
+import logging
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,6 +30,8 @@ from dsi.docids.updating import add_documents, remove_documents, without_traces
 from dsi.docids.words.bm25 import BM25
 from dsi.search.best_scores import BestScores
 from dsi.store.documents.table import DocumentTable
+
+logger = logging.getLogger(__name__)
 
 CHANGING = ("docids", "lexical", "memory")
 """The parts that an update may replace, by new folders with the generation in their name; the manifest points to them."""
@@ -77,18 +80,22 @@ def with_documents(
     replace: bool = False,
     removed: Sequence[int] = (),
 ) -> Content:
-    """Return the content with more documents, and without some rows; with `replace` a new document may have a known doc_id."""
+    """Return the content with more documents, and without some rows; with `replace` known ones too, encoded if changed."""
     if not records:
         return _without_documents(content, removed)
     going = set(removed)
     doc_ids, titles, texts = ([record[name] for record in records] for name in COLUMNS)
-    rows = DocumentTable(content.documents).find(doc_ids)
-    for doc_id in doc_ids:
-        if not replace and doc_id in rows and rows[doc_id] not in going:
-            raise ValueError(
-                f"The doc_id {shown(doc_id)} is in the index already; have the document replaced (replace=True, in the "
-                'shell --remove beside --add, in a request "replace": true), or leave one out.'
-            )
+    rows = _known_rows(content.documents, records)
+    if not replace and (taken := [row for row in rows.values() if row not in going]):
+        raise ValueError(
+            f"The doc_id {shown(Column(content.documents['doc_id'])[taken[0]])} is in the index already; have the document "
+            'replaced (replace=True, in the shell --remove beside --add, in a request "replace": true), or leave one out.'
+        )
+    if same := _with_same_texts(content.documents, records, rows):
+        logger.info("%d of %d documents have the text that they had; they are not encoded.", len(same), len(records))
+        content = content._replace(documents=_with_metadata(content.documents, same))
+        others = [record for record in records if rows.get(record["doc_id"]) not in same]
+        return with_documents(content, encoder, others, replace=replace, removed=[*going - same.keys()])
     old, replaced = content.documents, sorted({*rows.values(), *going})
     metadata = _metadata_columns(records, old.schema)
     cuts = encoder.cut(titles, texts, content.tree.pieces)
@@ -114,6 +121,36 @@ def with_documents(
     tree = without_traces(add_documents(tree, embeddings, places, tokens, own_spans))
     best = content.best_scores and content.best_scores.after(len(replaced) + len(records))
     return Content(tree, table, lexical, memory, best)
+
+
+def _known_rows(table: pa.Table, records: Sequence[Row]) -> dict[str, int]:
+    """Return {doc_id: row} of documents that are in the table: under their ids, or as the same place of the same file."""
+    rows = DocumentTable(table).find(own["doc_id"] for own in records)
+    names = {(str(own[FILE]), str(own.get(PLACE))): own["doc_id"] for own in records if FILE in own}
+    if not names or FILE not in table.column_names:
+        return rows
+    held = enumerate(zip(Column(table[FILE]), Column(table[PLACE]), strict=True))
+    return {names[own]: row for row, own in held if own in names and not own[1].startswith("row=")} | rows
+
+
+def _with_same_texts(table: pa.Table, records: Sequence[Row], rows: Mapping[str, int]) -> dict[int, Row]:
+    """Return {row: record} of the records that have the title and the text of their row; none if the table has no texts."""
+    known = {rows[own["doc_id"]]: own for own in records if own["doc_id"] in rows and "text" in table.column_names}
+    held = zip(*(Column(table[name]).take(np.array([*known])) for name in COLUMNS[1:] if known), strict=True)
+    return {
+        row: own for (row, own), texts in zip(known.items(), held, strict=True) if texts == (own["title"], own["text"])
+    }
+
+
+def _with_metadata(table: pa.Table, records: Mapping[int, Row]) -> pa.Table:
+    """Return the table with the metadata of the records of some rows."""
+    rows, order = np.array([*records]), np.arange(len(table))
+    order[rows] = len(table) + np.arange(len(rows))
+    for name, values in _metadata_columns([*records.values()], table.schema).items():
+        if Column(table[name]).take(rows) != values.to_pylist():
+            column = pa.chunked_array([*table[name].chunks, values]).take(pa.array(order))
+            table = table.set_column(table.column_names.index(name), table.schema.field(name), column)
+    return table
 
 
 def _moved(content: Content, gone: Sequence[int], again: Mapping[int, int] | None = None) -> QueryMemory:

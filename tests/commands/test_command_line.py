@@ -103,6 +103,7 @@ def no_libraries(monkeypatch):
         ("search {index} noble -k 0", "argument -k: must be a whole number, at least 1, got '0'"),
         ("search {index} noble --alpha 2", "argument --alpha: must be a number, from 0 to 1, got '2'"),
         ("search {index} noble --exact", "unrecognized arguments: --exact; see dsi search --help"),
+        ("search {index} noble gases", "unrecognized arguments: gases; put a query of several words into quotes; see"),
         ("search {index} noble --method mcts", "argument --method: invalid choice: 'mcts'"),
         ("search {index} --queries {file}", "--queries FILE and --run OUT belong together"),
         ("search {index} --queries {file} --run {index}", "Expected a regular file, which is replaced as a whole"),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+import re
 from itertools import pairwise
 
 import pytest
@@ -69,6 +70,15 @@ def test_no_piece_is_longer_than_allowed_and_none_is_lost(lengths, length, piece
         assert start < following <= end < last
     if len(spans) < pieces:
         assert spans[-1][1] == len(text)
+
+
+def test_a_piece_begins_with_a_word_whose_first_token_begins_with_the_space_before_it():
+    text = " ".join(["rivers", "towns", "harbours"] * 40)
+    offsets = [found.span() for found in re.finditer(r" ?\w{1,3}", text)]  # as those of SentencePiece are
+    spans = piece_spans(text, offsets, 24, 100)
+    assert len(spans) > 5
+    assert all(text[start - 1] == " " for start, _ in spans[1:])
+    assert all(text[end - 1] == " " for _, end in spans[:-1])
 
 
 def test_a_piece_ends_with_a_sentence_and_the_next_begins_with_one(reader):

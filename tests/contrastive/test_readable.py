@@ -13,6 +13,7 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 import dsi
+from dsi.contrastive.blocks import warn_unread
 from dsi.contrastive.config import EncoderConfig
 from dsi.contrastive.encoder import Encoder, packaged_encoder
 from dsi.contrastive.readable import share_read
@@ -219,6 +220,36 @@ def test_an_explanation_says_how_much_is_read(retriever):
 def test_adding_says_what_cannot_be_read(retriever, caplog):
     copy(retriever).add([{"doc_id": "new", "text": STRANGE["korean"]}])
     assert "1 of 1 documents are in words that the encoder cannot read" in caplog.text
+
+
+class Reader:
+    """Reads a share of German and of English."""
+
+    def __init__(self, german, english):
+        self.german, self.english = german, english
+
+    def shares_read(self, texts):
+        return np.array([self.german if " der " in text else self.english for text in texts])
+
+
+@pytest.mark.parametrize(
+    ("german", "english", "reader", "told"),
+    [
+        (24, 41, Reader(0.37, 1.0), "37 % of the documents are in a language that the encoder hardly reads (german)"),
+        (4, 6, Reader(0.37, 1.0), ""),  # few
+        (24, 300, Reader(0.37, 1.0), ""),  # less than a tenth
+        (24, 41, Reader(0.7, 1.0), ""),
+        (0, 40, Reader(0.37, 0.4), ""),  # of names and codes, which look like English
+        (40, 0, Reader(0.37, 1.0), "100 % of the documents"),
+    ],
+)
+def test_a_notable_share_in_a_language_that_is_hardly_read_is_told(german, english, reader, told, caplog):
+    texts = ["Von allen Flüssen war der längste die Wolga, die ins Kaspische Meer fließt."] * german
+    texts += ["Of all rivers the longest is the Volga, which flows into the Caspian Sea."] * english
+    random.Random(0).shuffle(texts)
+    warn_unread(texts, reader)
+    assert told in caplog.text
+    assert bool(caplog.text) == bool(told)
 
 
 def test_a_selection_of_queries_keeps_their_shares(retriever):

@@ -710,10 +710,10 @@ def test_what_no_column_can_hold_is_counted_once_a_kind(caplog):
     records = [{"id": str(n), "text": "x", "value": value} for n, value in enumerate(values)]
     assert Collection.from_records(records).documents["value"][:] == [None, None, None, ["1"], ["2"], ["3"]]
     assert caplog.messages == [
-        "documents: objects as metadata 'value': 2, the first 'documents[0]'; they are left out.",
-        "documents: lists of lists or objects as metadata 'value': 1, the first 'documents[2]'; they are left out.",
-        "documents: metadata of lists and single values: 1, the first 'value'; these become lists of one.",
-        "documents: metadata of several types (integer, text): 1, the first 'value'; all become texts.",
+        "documents: objects as metadata 'value': 2 ('documents[0]', 'documents[1]'); they are left out.",
+        "documents: lists of lists or objects as metadata 'value': 1 ('documents[2]'); they are left out.",
+        "documents: metadata of lists and single values: 1 ('value'); these become lists of one.",
+        "documents: metadata of several types (integer, text): 1 ('value'); all become texts.",
     ]
 
 
@@ -911,7 +911,7 @@ def test_the_answer_of_an_empty_query_is_empty(dated_run, caplog):
     assert caplog.messages[-1] == "2 empty queries, the first number 1; their answers are empty."
     frame = pandas.DataFrame({"qid": ["x", "y"], "text": ["neon", None]})
     assert retriever.run(frame, k=2) == {"x": {hit.doc_id: hit.score for hit in alone}, "y": {}}
-    judged = "queries: empty queries: 1, the first 'y'; their answers are empty, and count as 0 where they are judged."
+    judged = "queries: empty queries: 1 ('y'); their answers are empty, and count as 0 where they are judged."
     assert caplog.messages[-1] == judged
     assert [list(own) for own in retriever.search(frame, k=2)] == [list(alone), []]
 

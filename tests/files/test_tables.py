@@ -43,6 +43,6 @@ def test_a_line_names_the_columns_that_were_taken(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         read(tmp_path, "a.csv", "name,note\nAda,\nBob,words\n")
     assert [message.partition(": ")[2] for message in caplog.messages] == [
-        "rows of tables without a column id: 2, the first 'a.csv'; file and row are their ids.",
-        "rows of tables without a column text: 2, the first 'a.csv'; these columns are their texts: name, note.",
+        "rows of tables without a column id: 2 ('a.csv'); file and row are their ids.",
+        "rows of tables without a column text: 2 ('a.csv'); these columns are their texts: name, note.",
     ]

@@ -57,7 +57,7 @@ def test_tables_of_three_columns_without_names_are_judgements_and_no_documents(f
     write("bare.tsv", "a\tone\nb\ttwo\n")
     write("sub/qrels/test.tsv", "query-id\tcorpus-id\tscore\nq\ta\t1\n")
     assert list(read(root)) == ["a", "b"]
-    line = "files that are tables without an id and a text: 1, the first 'sub/qrels/test.tsv'; they are left out."
+    line = "files that are tables without an id and a text: 1 ('sub/qrels/test.tsv'); they are left out."
     assert caplog.messages == [f"{root}: {line}"]
 
 
@@ -98,9 +98,9 @@ def test_rows_of_a_table_of_anything_are_documents(folder, caplog, kind):
     table = Collection.from_files(root / f"shop.{kind}").documents
     assert table["since"] == [2001, 1990]
     assert table["City"] == ["Vienna", None]
-    assert "rows of tables without a column text: 4, the first " in caplog.text
+    assert "rows of tables without a column text: 4 (" in caplog.text
     assert "; these columns are their texts: Name, City, product." in caplog.text
-    assert "rows of tables without a column id: 3, the first " in caplog.text
+    assert "rows of tables without a column id: 3 (" in caplog.text
 
 
 @needs_readers

@@ -167,7 +167,15 @@ def test_passages_of_files_have_lines(sentence_bert_folder, tmp_path):
         first, last = passage.location.lines
         assert passage.text in "\n".join(lines[first - 1 : last])
     assert len(hit.passages) == 3
-    assert str(hit.passages[0].location) in str(own.search(QUERIES[0], passages=3))
+    for passages in (1, 3):
+        printed = str(own.search(QUERIES[0], passages=passages)).split("\n")
+        places = [number for number, line in enumerate(printed) if "notes.txt:" in line]
+        assert len(places) == passages
+        for number in places:  # the line of what is shown, not of where its passage begins
+            line = int(printed[number].split()[0].rpartition(":")[2])
+            shown = printed[number + 1].strip().strip("… ")[:30]
+            assert shown in " ".join(lines[line - 1 :])
+            assert shown not in " ".join(lines[line:])
 
 
 def test_late_interaction_reads_some_pieces_of_a_long_text(index, monkeypatch):

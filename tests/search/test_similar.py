@@ -146,6 +146,13 @@ def test_documents_that_are_not_there_are_one_line(index, doc_ids, message):
     assert str(raised.value) == message
 
 
+def test_a_number_is_one_id(encoder):
+    own = small_index(encoder, vectors=True)
+    own.add([{"doc_id": 10000, "title": "Neretva", "text": "A river in Bosnia."}])
+    assert own.get(10000) == own.get([10000])[0]
+    assert own.similar(10000).ids.tolist() == own.similar("10000").ids.tolist()
+
+
 def test_the_command_prints_what_is_like_documents(index, tmp_path, capsys):
     index.save(tmp_path / "index")
     command = ["search", str(tmp_path / "index"), "--device", "cpu", "-k", "3"]

@@ -64,6 +64,28 @@ def test_an_update_encodes_the_files_that_changed_and_no_other(notes, retriever,
     assert again.snapshot.generation == 2
 
 
+def test_a_folder_below_that_of_an_index_names_its_files_as_the_index_does(tmp_path, sentence_bert_folder):
+    below = tmp_path / "notes" / "below"
+    below.mkdir(parents=True)
+    for name in ("one.txt", "two.txt"):
+        (below / name).write_text(f"Words of {name}.")
+    (tmp_path / "notes" / "three.txt").write_text("Other words.")
+    own = dsi.index(tmp_path / "notes", encoder=str(sentence_bert_folder), device="cpu")
+    (below / "new.txt").write_text("New words.")
+    (below / "two.txt").write_text("Changed words.")
+    assert own.update(below).files == (1, 1, 0, 1)
+    expected = {"below/one.txt", "below/two.txt", "below/new.txt", "three.txt"}
+    assert {*own.snapshot.documents.rows} == expected
+    assert own.update(tmp_path / "notes").files == (0, 0, 0, 4)
+    with pytest.raises(ValueError, match=r"The doc_id 'below/.*' is in the index already"):
+        own.add([below])
+    own.add([below], replace=True)
+    assert {*own.snapshot.documents.rows} == expected
+    own.remove(["below/one.txt"])
+    own.add([below / "one.txt"])
+    assert {*own.snapshot.documents.rows} == expected - {"below/one.txt"} | {"one.txt"}
+
+
 def test_an_update_counts_files_whatever_the_number_of_their_documents(notes, retriever):
     paragraph = f"{'word ' * 1000}\n\n"
     (notes / "note03.md").write_text(paragraph * 40)
@@ -84,11 +106,8 @@ def test_what_was_never_in_the_folder_stays_and_metadata_without_a_column_is_cou
     assert retriever.update(notes).files == (0, 1, 0, 12)
     assert "mine" in retriever.snapshot.documents.rows
     assert retriever.get("note02.md").title == "Note 2"
-    assert (
-        f"{notes}: metadata that no column of the index can hold: 1, the first 'year'; they are left out."
-        in caplog.messages
-    )
-    line = f"{notes}: files that are empty: 1, the first 'note02.md'; what the index has of them stays."
+    assert f"{notes}: metadata that no column of the index can hold: 1 ('year'); they are left out." in caplog.messages
+    line = f"{notes}: files that are empty: 1 ('note02.md'); what the index has of them stays."
     assert line in caplog.messages
     assert retriever.update(notes / "note03.md").files == (0, 0, 0, 1)
 
@@ -106,7 +125,7 @@ def test_a_changed_file_of_an_empty_document_ends_nothing(notes, retriever, monk
     caplog.set_level(logging.WARNING)
     assert retriever.update(notes).files == (1, 0, 1, 12)
     assert not retriever.get("r0").text.strip()
-    line = f"{notes}: documents with neither title nor text: 1, the first 'r0'; no query finds them by words."
+    line = f"{notes}: documents with neither title nor text: 1 ('r0'); no query finds them by words."
     assert line in caplog.messages
 
 
@@ -209,9 +228,8 @@ def test_a_file_that_is_half_written_keeps_its_documents_and_what_was_learned(
     assert retriever.update(notes).files == (0, 0, 0, 14)
     assert {*ours} <= {*retriever.snapshot.documents.rows}
     assert len(retriever.snapshot.memory) == len(ours)
-    assert any(f"the first '{name}'; what the index has of them stays." in line for line in caplog.messages) or (
-        f"files that cannot be looked at: 1, the first '{notes / name}'; what the index has of them stays."
-        in caplog.text
+    assert any(f"1 ('{name}'); what the index has of them stays." in line for line in caplog.messages) or (
+        f"files that cannot be looked at: 1 ('{notes / name}'); what the index has of them stays." in caplog.text
     )
     (notes / name).write_bytes(whole)
     assert retriever.update(notes).files == (0, 0, 0, 14)
@@ -274,7 +292,7 @@ def test_a_file_that_is_saved_while_it_is_read_is_read_again(
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, saving)
         retriever.update(notes)
-    line = f"{notes}: files that were written while they were read: 1, the first 'note04.md'; the next update reads them again."
+    line = f"{notes}: files that were written while they were read: 1 ('note04.md'); the next update reads them again."
     assert line in caplog.messages
     if restores:
         (notes / "note04.md").write_text("# Second")
@@ -314,7 +332,7 @@ def test_a_file_is_removed_as_a_whole_by_its_name_or_path_and_a_page_by_its_id(
     caplog.clear()
     assert retriever.remove(["paper.pdf#page=2"]) == 1
     assert caplog.messages == [
-        "remove: documents of files of which others stay: 1, the first 'paper.pdf#page=2'; they come back when the file "
+        "remove: documents of files of which others stay: 1 ('paper.pdf#page=2'); they come back when the file "
         "changes.",
     ]
     assert retriever.update(notes).files == (1, 0, 0, 15)  # the long text is back, the page is not
@@ -346,8 +364,8 @@ def test_a_document_that_was_removed_comes_back_with_its_folder_and_a_line_says_
 ):
     assert retriever.remove(["note03.md", "note05.md"]) == 2
     assert caplog.messages[-1] == (
-        "remove: documents whose files are still there: 2, the first 'note03.md'; the next update of the folder brings them "
-        "back, unless the files are deleted or a .gitignore names them."
+        "remove: documents whose files are still there: 2 ('note03.md', 'note05.md'); the next update of the folder brings "
+        "them back, unless the files are deleted or a .gitignore names them."
     )
     (notes / "note05.md").unlink()
     assert retriever.update(notes).files == (1, 0, 0, 11)

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import dsi
 from dsi import Hits, Retriever, SearchConfig
 from dsi.commands.main import main
 from dsi.docids.updating import add_documents, remove_documents
@@ -242,6 +243,37 @@ def test_what_an_index_is_made_of_can_be_added_too(retriever):
     with pytest.raises(TypeError, match=r"documents\[1\] must be a dictionary with doc_id and text, got 'Tuff'"):
         retriever.add([{"doc_id": "x", "text": "Marl"}, "Tuff"])
     assert len(retriever.snapshot.documents) == len(documents) + 3
+
+
+def test_only_what_has_another_text_is_encoded_again(sentence_bert_folder, tmp_path, monkeypatch):
+    def records(**changed):
+        kept = ({"doc_id": d["doc_id"], "title": d["title"], "text": d["text"], "year": 1990} for d in DOCUMENTS[:12])
+        return pandas.DataFrame([{**own, **changed.get(own["doc_id"].replace("-", "_"), {})} for own in kept])
+
+    encoded, encode = [], updating.encoded_pieces
+    monkeypatch.setattr(updating, "encoded_pieces", lambda *own: encoded.extend(own[2]) or encode(*own))
+    index = dsi.index(records(), tmp_path / "index", encoder=str(sentence_bert_folder), device="cpu")
+    before = digits_of(index)
+    index.add(records(), replace=True)
+    assert (encoded, index.save()) == ([], 1)  # nothing was written
+    one, other, *same = index.snapshot.documents.rows
+    changed = records(**{one.replace("-", "_"): {"text": "It is new."}, other.replace("-", "_"): {"year": 2000}})
+    index.add(changed, replace=True)
+    assert encoded == [f"{DOCUMENTS[0]['title']} It is new."]
+    assert {doc_id: digits_of(index)[doc_id] for doc_id in [other, *same]} == {
+        doc_id: before[doc_id] for doc_id in [other, *same]
+    }
+    assert index.save() == 2
+    index = load(tmp_path / "index", device="cpu")
+    assert [(own.text, own.metadata) for own in index.get([one, other, same[0]])] == [
+        ("It is new.", {"year": 1990}), (DOCUMENTS[1]["text"], {"year": 2000}), (DOCUMENTS[2]["text"], {"year": 1990})
+    ]  # fmt: skip
+    (hit,) = index.search("new", k=5, where="year = 2000")
+    assert hit.doc_id == other
+    fresh = dsi.index(changed, encoder=str(sentence_bert_folder), device="cpu")
+    options = {"method": "exact", "lexical_weight": 0.5, "token_weight": 0.0}
+    found, expected = ([(h.doc_id, h.score) for h in own.search("gas", k=12, **options)] for own in (index, fresh))
+    assert dict(found) == pytest.approx(dict(expected), abs=1e-4)
 
 
 def test_an_update_of_nothing_writes_nothing(retriever, tmp_path):

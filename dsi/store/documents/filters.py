@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dsi.docids.files.checks import printable, text
+from dsi.docids.files.checks import and_more, printable, text
 
 MAX_LENGTH, MAX_CONDITIONS, MAX_DEPTH, MAX_PATTERN = 100_000, 1000, 50, 500
 """Limits of a filter: its characters, its comparisons, parentheses and `not` within each other, characters after `like`."""
@@ -77,8 +77,7 @@ def as_expression(where: str, table: pa.Table) -> tuple[pc.Expression, pa.Table]
 
 def names_of(schema: pa.Schema, most: int = 30) -> str:
     """Return the names of the columns for a message."""
-    more = f" and {len(schema) - most} more" if len(schema) > most else ""
-    return ", ".join(schema.names[:most]) + more
+    return ", ".join(schema.names[:most]) + and_more(len(schema) - most)
 
 
 class _Token(NamedTuple):

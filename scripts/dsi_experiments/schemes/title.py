@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dsi.docids.files.checks import and_more
 from dsi.docids.schemes import Docids, SchemeInput, pad_paths
 from dsi.docids.tree import MOST_LEVELS
 from dsi.docids.types import Ints
@@ -22,7 +23,7 @@ def make(documents: SchemeInput) -> Docids:
     if blank:
         name = documents.doc_ids[blank[0]] if len(documents.doc_ids) else blank[0]
         raise ValueError(
-            f'The docid method "title" needs a title for each document; document {name!r} (and {len(blank) - 1} more) '
+            f'The docid method "title" needs a title for each document; document {name!r}{and_more(len(blank) - 1)} '
             "has none."
         )
     paths = [tokens[: MOST_LEVELS - 1] for tokens in title_tokens(documents.tokenizer, titles)]

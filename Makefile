@@ -54,9 +54,10 @@ licences: .venv/installed
 	touch $@
 
 # The workshop: tests, linters, documentation, and the papers' wing.
-.venv/installed: .venv/example scripts/pyproject.toml
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable ".[example,dev,docs]" --editable "scripts[figures,irds,rerank]"
-	touch $@
+.venv/installed: pyproject.toml constraints.txt scripts/pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt torch --editable ".[example,dev,docs]" --editable "scripts[figures,irds,rerank]"
+	touch .venv/example $@
 
 clean:
 	rm -rf .venv runs site

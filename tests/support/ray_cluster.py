@@ -17,6 +17,7 @@ VARIABLES = {
     "RAY_health_check_timeout_ms": "300",
     "RAY_health_check_failure_threshold": "3",
     "RAY_health_check_initial_delay_ms": "500",
+    "RAY_idle_worker_killing_time_threshold_ms": "600000",  # a process that has imported all gets the next task
 }
 
 
@@ -29,7 +30,7 @@ def ray_address() -> Iterator[str]:
 
 @contextmanager
 def ray_cluster(nodes: int, **options: Any) -> Iterator[str]:
-    """Yield the address of a cluster.
+    """Yield the address of a cluster, whose nodes have one processor each.
 
     Args:
         nodes: how many.
@@ -42,11 +43,11 @@ def ray_cluster(nodes: int, **options: Any) -> Iterator[str]:
         pytest.importorskip("ray")
         from ray.cluster_utils import Cluster
 
-        head = {"num_cpus": 2, "include_dashboard": False, **options}
+        head = {"num_cpus": 1, "include_dashboard": False, **options}
         cluster = Cluster(initialize_head=True, head_node_args=head)
         try:
             for _ in range(nodes - 1):
-                cluster.add_node(num_cpus=2)
+                cluster.add_node(num_cpus=1)
             yield cluster.address
         finally:
             cluster.shutdown()

@@ -78,8 +78,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments = build_parser().parse_args(argv)
-    wanted = ("sources", "remove", "remove_file", "add", "learn", "forget", "since", "before", "texts", "vectors")
-    if not any(getattr(arguments, name) for name in wanted):
+    if not any(value for name, value in vars(arguments).items() if name not in ("run", "device")):
         raise ValueError(
             "There is nothing to do; give a folder of files, --add FILE, --remove DOC_ID …, --remove-file FILE, --learn FILE, "
             "--forget FILE, --since TIME, --before TIME, --texts COLLECTION or --vectors KIND."

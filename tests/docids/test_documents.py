@@ -288,7 +288,7 @@ def test_every_door_takes_further_keys_as_metadata_and_counts_what_no_column_can
         told.append([message for message in caplog.messages if "metadata" in message])
     for messages in told:
         (by,) = messages
-        assert re.search(r"objects as metadata 'by': [12], \('.*'\); they are left out\.", by)
+        assert re.search(r"objects as metadata 'by': [12] \('.*'\); they are left out\.", by)
 
 
 def vars_of(document):

@@ -82,7 +82,7 @@ def test_pairs_join_the_judgements_that_are_there_and_dev_and_test_stay_unseen(c
     assert read.digest != collection(**more).digest
     for line in (
         "pairs: pairs of dev or test queries: 2 (' secret  QUESTION', 't'); they are left out",
-        "positives that are neither the id nor the text of a document of the collection: 2 ('not here')",
+        "positives that are neither the id nor the text of a document of the collection: 2 ('not here', 'gone')",
         "negatives that are neither the id nor the text of a document of the collection: 1 ('nowhere')",
         "keys of pairs other than query, positive and negatives: 1 ('source'); they are not read",
         "queries without a positive in the collection: 1 ('only')",

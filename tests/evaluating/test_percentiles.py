@@ -12,6 +12,7 @@ from dsi.commands.main import main
 from dsi.measuring.cloze import ask, best_scores, renew_best_scores
 from dsi.search.best_scores import BestScores
 from dsi.search.request import SearchRequest
+from tests.support.files import needs_readers
 from tests.support.small import MINIPEDIA
 
 RECORDS = [json.loads(line) for line in (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:60]]
@@ -96,6 +97,7 @@ def test_a_collection_that_is_too_small_says_so(sentence_bert_folder, caplog):
     assert caplog.text.count("ask too few questions") == 1
 
 
+@needs_readers
 def test_after_a_tenth_has_changed_it_is_measured_again(index, tmp_path):
     index.remove([own["doc_id"] for own in DOCUMENTS[:5]])
     assert index.search("gas", k=1)[0].percentile is not None

@@ -12,6 +12,7 @@ import pytest
 from dsi import Retriever
 from dsi.commands.main import main
 from dsi.store.retriever import load
+from tests.support.files import needs_readers
 from tests.support.memory import resident_megabytes
 from tests.support.small_index import DOCUMENTS, QUERIES, small_index
 from tests.support.tiny_settings import VECTORS, write_settings
@@ -41,6 +42,7 @@ def vectors_of(retriever: Retriever, doc_id: str) -> list[bytes]:
     return [retriever.snapshot.tree.embeddings.numbers(places)[0].tobytes(), codes[:8].tobytes()]
 
 
+@needs_readers
 @pytest.mark.parametrize("later", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_no_file_holds_anything_of_a_removed_document_after_the_next_save(
     later, beir, tmp_path, sentence_t5_folder, t5_folder

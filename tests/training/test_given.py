@@ -11,6 +11,7 @@ import dsi
 from dsi.commands.main import main
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.text_encoder import TextEncoder
+from tests.support.files import needs_readers
 from tests.support.small import MINIPEDIA
 
 DOCUMENTS = [json.loads(line) for line in (MINIPEDIA / "corpus.jsonl").open(encoding="utf-8")][:60]
@@ -78,6 +79,7 @@ def test_vectors_of_queries_leave_out_what_reads_their_texts_and_say_so(model, v
             retriever.search(**arguments)
 
 
+@needs_readers
 def test_embeddings_that_do_not_fit_are_refused(model, vectors, sentence_bert_folder, tmp_path, capsys):
     with pytest.raises(ValueError, match=r"embeddings must be numbers \[60, 32\], .* got float32 \[60, 31\]"):
         dsi.index(DOCUMENTS, embeddings=vectors[:, 1:], encoder=model, device="cpu")

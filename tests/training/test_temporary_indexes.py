@@ -26,6 +26,7 @@ def made(texts, folder, **settings):
 
 
 def test_they_share_the_encoder_and_leave_with_the_retriever(sentence_bert_folder):
+    pytest.importorskip("dsi.graph")
     retrievers = [made([*TEXTS, f"Text {number}."], sentence_bert_folder) for number in range(4)]
     assert len({id(retriever.snapshot.encoder._session) for retriever in retrievers}) == 1
     assert len(folders() - {"encoder"}) == 4

@@ -26,6 +26,7 @@ from dsi.measuring.tuning import configure
 from dsi.search.request import SearchRequest
 from dsi.store import updating
 from dsi.store.retriever import load
+from tests.support.files import needs_readers
 from tests.support.kills import fork, status_of
 from tests.support.small import (
     WIDTH,
@@ -182,6 +183,7 @@ def test_any_updated_tree_is_searched_exactly(documents, branching, leaf, seed, 
                 )
 
 
+@needs_readers
 def test_the_command_updates_an_index_in_place(retriever, tmp_path, capsys):
     run, corpus = tmp_path / "index", tmp_path / "new.jsonl"
     retriever.save(run)
@@ -291,6 +293,7 @@ def test_an_update_of_nothing_writes_nothing(retriever, tmp_path):
         loaded.save(tmp_path / "run")
 
 
+@needs_readers
 def test_all_documents_can_be_replaced_by_one_command(retriever, tmp_path, capsys):
     run, corpus = tmp_path / "run", tmp_path / "both.jsonl"
     two = list(retriever.snapshot.documents.rows)[:2]

@@ -121,7 +121,6 @@ def test_pairs_that_cannot_be_understood_are_refused(pairs, message, tmp_path):
 
 
 def test_the_command_trains_on_pairs(tmp_path, sentence_bert_folder, capsys):
-    pytest.importorskip("dsi.pretraining")
     lines = [{"_id": doc_id, "title": doc_id, "text": text} for doc_id, text in TEXTS.items()] + [
         {"_id": f"d{n}", "title": "", "text": f"document number {n}"} for n in range(16)
     ]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dsi.commands.arguments import add_configuration, add_device, add_overwriting, parser, with_settings
 from dsi.commands.libraries import load_libraries, set_up
 from dsi.commands.values import existing_file, output_folder, source_path
+from dsi.docids.files.checks import counted
 
 
 def build_parser() -> ArgumentParser:
@@ -45,4 +46,4 @@ def main(argv: Sequence[str] | None = None) -> None:
         arguments.sources, arguments.run, config=config, embeddings=arguments.embeddings, device=arguments.device,
         replace=arguments.replace, discard_updates=arguments.discard_updates,
     )  # fmt: skip
-    print(f"{arguments.run}: {len(retriever):,} documents; dsi search {arguments.run}")
+    print(f"{arguments.run}: {counted(len(retriever), 'document')}; dsi search {arguments.run}")

@@ -31,7 +31,7 @@ from dsi.contrastive.encoder import Encoder, quiet_transformers
 from dsi.contrastive.training import contrastive_rows, drawn_documents, hard_negatives, train_encoder
 from dsi.docids.data.collection import Collection, check_collection
 from dsi.docids.extensions import GENERATORS, OBJECTIVES, extension_room, package_of
-from dsi.docids.files.checks import folder_to_write
+from dsi.docids.files.checks import counted, folder_to_write
 from dsi.docids.files.processes import BuildingCluster
 from dsi.docids.files.progress import write_line
 from dsi.docids.files.ram import keep_few_kernels
@@ -135,7 +135,8 @@ class TrainingRun:
         with self._writing() as missing:
             if missing and self.processes.is_main:
                 documents, asked = len(self.collection.documents), len(self.collection.query_texts("train"))
-                write_line(f"{documents:,} documents, {asked:,} train queries: {', '.join(missing)}")
+                amount = f"{counted(documents, 'document')}, {counted(asked, 'train query')}"
+                write_line(f"{amount}: {', '.join(missing)}")
             self._run_stages()
             self._tune()
 

@@ -325,7 +325,7 @@ def test_explanations_name_earlier_queries_by_hash_or_by_text(encoder):
         index.learn([PAIRS[0], PAIRS[0], PAIRS[1]])
         explained = index.search("which planet has rings?").explain(PAIRS[0][1])
         assert explained.parts["memory"] > 0
-        assert re.search(f"taken for the earlier query {name} \\(cosine", str(explained))
+        assert re.search(f"chosen for the earlier query {name} \\(cosine", str(explained))
         assert not index.search("which planet has rings", memory_weight=0.0).explain(PAIRS[0][1]).earlier
 
 

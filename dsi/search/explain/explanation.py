@@ -235,11 +235,12 @@ def _lines(nodes: Sequence[ExplainedNode], indent: str = "") -> Iterator[str]:
 
 def sum_of(parts: Mapping[str, float]) -> str:
     """Return the parts of a score as a sum."""
-    return " + ".join(f"{value:.3f} {name}" for name, value in parts.items() if abs(value) >= SHOWN)
+    terms = (f"{value:.3f} {name}" for name, value in parts.items() if abs(value) >= SHOWN)
+    return " + ".join(terms).replace("+ -", "- ")
 
 
 def _line(node: ExplainedNode, parts: str = "") -> str:
-    parts = f" = {parts}" if " + " in parts else ""
+    parts = f" = {parts}" if {"+", "-"} & {*parts.split()} else ""
     mark = f"#{node.rank}" if node.rank else "+" if node.kept else "-"
     label = printable(node.label)
     what = label if node.documents == 1 else f"{node.documents} documents, e.g. {label}"

@@ -105,7 +105,7 @@ class DocumentExplanation:
             lines.append("its passage: characters {} to {} of its text".format(*self.passage_span))
         for own in self.earlier[:_EARLIER_SHOWN]:
             times = f", {own.times} times" if own.times > 1 else ""
-            lines.append(f"taken for the earlier query {own.query}{times} (cosine {own.cosine:.3f})")
+            lines.append(f"chosen for the earlier query {own.query}{times} (cosine {own.cosine:.3f})")
         lines += [f"its earlier queries have the words {', '.join(self.learned_words)}"] if self.learned_words else []
         if self.parts.get("memory", 0.0) <= -SHOWN:
             lines.append("its earlier queries are, in the mean, less like this one than its text is")

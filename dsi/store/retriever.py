@@ -66,7 +66,7 @@ class Retriever:
     def __copy__(self) -> "Retriever":
         """Return the index at this moment as a retriever of its own: later updates of this one do not reach it."""
         own = Retriever(self.snapshot, self._held)
-        own._saved |= self._saved
+        own._saved, own._mapped = {**self._saved}, self._mapped
         return own
 
     @property

@@ -201,7 +201,7 @@ def test_every_change_reaches_the_shards(run, local, collection, tmp_path):
         doc_ids = served.snapshot.documents.column("doc_id")[:3]
         changes = [
             lambda: served.update(add=[NEW], remove=doc_ids[:1]),
-            lambda: served.add([NEW], replace=True),
+            lambda: served.add([{**NEW, "text": "A river in Bosnia and Croatia."}], replace=True),
             lambda: served.remove(doc_ids[1:2]),
             lambda: served.learn([("river of bosnia", "new")]),
             lambda: served.forget([("river of bosnia", "new")]),

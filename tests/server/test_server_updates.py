@@ -362,7 +362,7 @@ def test_learning_needs_a_writable_server_its_token_and_its_rate(writable):
     assert error(writable.ask("learn", {"pairs": pairs}))[0] == 401
     status, message = error(writable.ask("learn", {"pairs": [{"query": "rivers", "doc_id": "no"}]}, token=TOKEN))
     assert status == 400
-    assert "the first 'no'" in message
+    assert "1 ('no')" in message
     status, message = error(writable.ask("learn", {"pairs": pairs * 601}, token=TOKEN))
     assert (status, "at most 600 pairs a minute, and 599 are left now, got 601" in message) == (429, True)
     assert writable.ask("learn", {"pairs": pairs}, token=TOKEN)[0] == 200

@@ -42,7 +42,7 @@ def test_a_server_finds_what_the_library_finds(library, client, count, options):
         ({"doc_ids": ["nowhere"]}, "doc_ids names the doc_id 'nowhere', which is not in the index"),
         ({"doc_ids": []}, "similar() takes one doc_id or more, got none. Name a document."),
         ({}, "doc_ids must"),
-        ({"doc_ids": 5}, "doc_ids must"),
+        ({"doc_ids": 5}, "doc_ids names the doc_id '5', which is not in the index"),
         ({"doc_ids": ["danube", 5]}, "doc_ids names the doc_id '5', which is not in the index"),
         ({"doc_ids": ["danube"], "beamwidth": 3}, "similar() has no option 'beamwidth'"),
         ({"doc_ids": ["danube"], "passages": 0}, "passages must be between 1 and 100, got 0"),

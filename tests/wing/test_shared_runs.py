@@ -60,6 +60,7 @@ def test_two_runs_may_end_a_stage_at_once(run, monkeypatch):
         own.seconds["lexical"] = 1.0
     monkeypatch.setattr(TrainingRun, "run_stage", lambda *_: None)
     with ThreadPoolExecutor(2) as pool:
-        for ended in [pool.submit(own.run_stage, "lexical") for own in runs * 8]:
-            ended.result(30)
+        for _ in range(8):
+            for ended in [pool.submit(own.run_stage, "lexical") for own in runs]:
+                ended.result(30)
     assert [path.read_text() for path in (runs[0].store / "lexical").glob("[!.]*/words")] == ["words"]

@@ -232,7 +232,8 @@ class QueryMemory:
         known = np.isin(self._keys(queries), self._column("keys"))
         if vectors is None:
             return known
-        nearest = [cosines[:, self._is_bare].max(axis=1, initial=-1) for cosines in self._cosines(vectors)]
+        bare = self._is_bare
+        nearest = [cosines[:, bare].max(axis=1, initial=-1) for cosines in self._cosines(vectors)]
         return known | (np.concatenate(nearest) >= 1 - _TIE)
 
     @property

@@ -3,7 +3,8 @@
 Inner nodes are numbered breadth-first from the root (0); the document at docid position p is node num_inner + p. A node's
 children are either all inner nodes or all documents, numbered consecutively; the documents below a node are the positions
 doc_start..doc_end. So a digit is an offset and a subtree a slice. A document with several docids, one
-a piece of its text, is at several positions, its places. Knows nothing of how a tree was made, of texts or models.
+a piece of its text, is at several positions, its places. What
+updates and decoders need of its making is held, and not read. Knows nothing of texts or models.
 """
 
 import hashlib

@@ -33,8 +33,10 @@ def remove_documents(tree: DocidTree, rows: Ints) -> DocidTree:
     codes = _with_rows(tree.codes, changed, zeros) if tree.codes else None
     tokens = tree.tokens.without(changed) if tree.tokens else None
     spans = None if tree.spans is None else np.where(free[:, None], np.int32(0), tree.spans)
-    smaller = replace(tree, doc_rows=doc_rows, embeddings=embeddings, codes=codes, origin=tree.origin_bytes)
-    return _with_means(replace(smaller, tokens=tokens, spans=spans), changed)
+    smaller = replace(
+        tree, doc_rows=doc_rows, embeddings=embeddings, codes=codes, tokens=tokens, spans=spans, origin=tree.origin_bytes
+    )
+    return _with_means(smaller, changed)
 
 
 def without_traces(tree: DocidTree) -> DocidTree:

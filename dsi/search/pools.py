@@ -1,6 +1,6 @@
-"""The documents that are scored completely: below the last nodes of a walk, by words, extra scores, memory; or all of them.
+"""The documents that are scored: below the last nodes of a walk, by words, extra scores, memory; or all of them.
 
-One process holds all documents of an index, or a share of them (`dsi.cluster`). What each source contributes is kept apart
+Only the best of them get late interaction. One process holds all documents of an index, or a share of them (`dsi.cluster`). What each source contributes is kept apart
 until it is merged, so that several shares together give the pool of one process. Knows no models, and nothing of how a walk
 chose nodes.
 """
@@ -32,7 +32,7 @@ _NO_SCORES = np.zeros(0, dtype=np.float32)
 
 
 class Pool(NamedTuple):
-    """Documents that were scored completely for one query, in docid order."""
+    """Documents that were scored for one query, in docid order."""
 
     positions: Ints  # [n] docid positions, each the best place of its document
     parts: Floats  # [parts, n] what adds up to the scores: dense, lexical, the caller's, the memory's; or whole scores

@@ -24,10 +24,10 @@ def recall(
 
     The margin is how much nearer the nearest earlier query is than the nearest of these documents is: what users took says
     much where texts say little. Words are what BM25 would add if the terms of their earlier queries stood in the documents.
-    By margin and number of their earlier queries n, as n / (n + 16), dense scores move towards the mean of those.
+    Dense scores move towards the mean score of a document's n earlier queries, by margin n / (2 n + 32).
 
-    `by_text`: dense scores of the same queries without the memory; `texts`: of these, "" where words do not count; `weights`:
-    [batch] of the memory, less where the encoder reads less of a query.
+    `lexical`: None where words do not count; `by_text`: dense scores of the same queries without the memory; `texts`: of these;
+    `weights`: [batch] of the memory, less where the encoder reads less of a query.
     """
     taken = memory.taken
     pull = EARLIER_VECTORS * taken.totals / (taken.totals + OWN_TEXT)

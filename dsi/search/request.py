@@ -79,7 +79,7 @@ class Written(NamedTuple):
 
 
 class SearchOptions(TypedDict, total=False):
-    """The keywords of `search`, `explain`, `run` and `follow`; None keeps the index's setting.
+    """The keywords of every call that searches; None keeps the index's setting.
 
     The first nine are those of `SearchConfig`, whose meanings and ranges hold; type checkers need their names here.
     """
@@ -140,7 +140,7 @@ OF_A_GENERATOR = ("alpha", "beta", "ann_temperature", "fusion")
 OPTIONS = tuple(SearchOptions.__annotations__)
 """The names of the search options."""
 SETTINGS = tuple(field.name for field in fields(SearchConfig))
-"""The names of those of them that an index keeps."""
+"""The names of the settings that an index keeps."""
 
 
 @cache

@@ -3,8 +3,8 @@
 z is the query's embedding, e_d the document's, w the lexical weight, v the token weight, u the memory weight; b(d) is BM25(d)
 as a share of what a document with all of the query's words could have, so that w holds for queries of any length;
 tok(d) is the mean over the query's tokens of the best product with a token of the document; m(d) is what users took for earlier
-queries like this one (`dsi.docids.query_memory`), 0 without earlier queries; a share of it is added to z.e_d, as if e_d moved
-towards the mean of the document's earlier queries. The caller's scores are added. Of a document in pieces,
+queries like this one (`dsi.docids.query_memory`), 0 without earlier queries. Apart from that, z.e_d moves towards the mean
+score of the document's earlier queries. The caller's scores are added. Of a document in pieces,
 z.e_d is that of its best piece less `DocidTree.piece_cost` for each doubling of their number, since many pieces have many
 chances; tok(d) reads that piece, and all else the whole document. Beside words, z.e_d and tok(d) count by the square of the
 share of the query that the encoder reads, so that words rank what it does not. All methods of search rank by this one score.
@@ -125,16 +125,16 @@ class DocumentScores:
         """[n] weighted scores v tok of docid positions [n], for one query."""
         return self.late_interactions([query], [positions])[0]
 
-    def late_interactions(self, rows: Sequence[int], positions: Sequence[Ints]) -> list[Floats]:
-        """Return for each of some queries, by their rows, weighted scores v tok [n] of its docid positions [n]."""
+    def late_interactions(self, queries: Sequence[int], positions: Sequence[Ints]) -> list[Floats]:
+        """Return for each of some queries, by their numbers, weighted scores v tok [n] of its docid positions [n]."""
         if self.tokens is None or self.tree.tokens is None:
             return [np.zeros(len(own), dtype=np.float32) for own in positions]
-        found = self.tree.tokens.late_interaction([self.tokens[row] for row in rows], positions)
+        found = self.tree.tokens.late_interaction([self.tokens[query] for query in queries], positions)
         return [self.token_weight * own for own in found]
 
-    def late_interaction_of_all(self, rows: slice) -> Floats:
+    def late_interaction_of_all(self, queries: slice) -> Floats:
         """[batch, places] weighted scores v tok of all places, for some of the queries."""
-        own = range(len(self.queries))[rows]
+        own = range(len(self.queries))[queries]
         return np.stack(self.late_interactions(own, [np.arange(len(self.tree.doc_rows))] * len(own)))
 
     def token_shares(self, query: int, position: int) -> tuple[Ints, Floats]:
@@ -156,58 +156,58 @@ class DocumentScores:
             return 0.0
         return float(self.token_weight * np.linalg.norm(self.tokens[query], axis=1).mean()) * (1 + ROUNDING)
 
-    def all(self, rows: slice) -> Floats:
+    def all(self, queries: slice) -> Floats:
         """[batch, places] the scores of all places by docid position, for some of the queries; -inf at removed documents."""
-        scores = self._products(rows)
+        scores = self._products(queries)
         if self.lexical is not None:
-            words = np.stack([self.lexical.scores(terms) for terms in self.terms[rows]])
+            words = np.stack([self.lexical.scores(terms) for terms in self.terms[queries]])
             scores += self.weight * words[:, self.tree.doc_rows]
         if self.extra is not None:
-            scores += self.extra[rows][:, self.tree.doc_rows]
+            scores += self.extra[queries][:, self.tree.doc_rows]
         if self.recalled is not None:
-            for own, (known, values) in zip(scores, self.recalled.remembered[rows], strict=True):
+            for own, (known, values) in zip(scores, self.recalled.remembered[queries], strict=True):
                 places, counts = self.tree.places_of(known)
                 own[places] += np.repeat(values, counts)
         if self.tree.num_removed:
             scores[:, self.tree.doc_rows < 0] = -np.inf
         return scores
 
-    def dots(self, rows: Ints, positions: Ints) -> Floats:
-        """[queries, n] dense scores of docid positions [queries, n], -inf at -1, for some queries, by their rows.
+    def dots(self, queries: Ints, positions: Ints) -> Floats:
+        """[queries, n] dense scores of docid positions [queries, n], -inf at -1, for some queries, by their numbers.
 
         The scores of all documents are computed once for the batch where that is less work.
         """
         if self._all_dots is None and self.tree.embeddings.reads_all(positions.shape[1], len(self.queries)):
             self._all_dots = self._products(slice(None))
         if self._all_dots is not None:
-            return np.where(positions < 0, -np.inf, self._all_dots[rows[:, None], positions])
-        dots, costs = self.tree.embeddings.dots(self.queries[rows], positions), self.tree.place_costs
+            return np.where(positions < 0, -np.inf, self._all_dots[queries[:, None], positions])
+        dots, costs = self.tree.embeddings.dots(self.queries[queries], positions), self.tree.place_costs
         return self._shared(
-            self._moved(dots if costs is None else np.asarray(dots - costs[positions]), rows, positions), rows
+            self._moved(dots if costs is None else np.asarray(dots - costs[positions]), queries, positions), queries
         )
 
     def _dots(self, query: int, positions: Ints) -> Floats:
         """[n] dense scores of docid positions [n], for one query."""
         return self.dots(np.array([query]), positions[None])[0]
 
-    def _products(self, rows: slice) -> Floats:
+    def _products(self, queries: slice) -> Floats:
         """[batch, places] dense scores of all places, for some of the queries."""
-        products, costs = self.tree.embeddings.products(self.queries[rows]), self.tree.place_costs
+        products, costs = self.tree.embeddings.products(self.queries[queries]), self.tree.place_costs
         products = products if costs is None else products - costs
         if self.recalled is not None:
             numbers = self._numbers[self.tree.doc_rows]
             places = np.flatnonzero(numbers >= 0)
-            by, means = (own[rows][:, numbers[places]] for own in (self.recalled.by, self.recalled.means))
+            by, means = (own[queries][:, numbers[places]] for own in (self.recalled.by, self.recalled.means))
             products[:, places] += by * (means - products[:, places])
-        return self._shared(products, rows)
+        return self._shared(products, queries)
 
-    def _moved(self, scores: Floats, rows: Ints, positions: Ints) -> Floats:
+    def _moved(self, scores: Floats, queries: Ints, positions: Ints) -> Floats:
         """[queries, n] scores by text of docid positions [queries, n], moved towards those of their earlier queries."""
         if self.recalled is None:
             return scores
         numbers = np.where(positions < 0, -1, self._numbers[self.tree.doc_rows[positions]])
         at = np.nonzero(numbers >= 0)
-        of = rows[at[0]], numbers[at]
+        of = queries[at[0]], numbers[at]
         scores[at] += self.recalled.by[of] * (self.recalled.means[of] - scores[at])
         return scores
 

@@ -81,11 +81,10 @@ class VectorEngine(Engine):
         words = self.lexical if request.config.lexical_weight else None
         recalled = None
         if (weight := request.config.memory_weight) and len(self.memory):
-            texts = batch.texts if words is not None else [""] * len(batch.texts)
             read = vector_weights(batch, words)
-            weights = np.float32(weight) * (np.ones(len(texts), np.float32) if read is None else read)
+            weights = np.float32(weight) * (np.ones(len(batch.texts), np.float32) if read is None else read)
             by_text = DocumentScores(self.tree, batch.embeddings)
-            recalled = recall(self.memory, self.spread, self.lexical, by_text, texts, weights)
+            recalled = recall(self.memory, self.spread, words, by_text, batch.texts, weights)
         return DocumentScores.from_request(self.tree, self.lexical, batch, request, recalled)
 
     @cached_property

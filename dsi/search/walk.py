@@ -5,8 +5,9 @@ A node n has the score
     z.v_n + .09 bonus_n,    bonus_n = spread_n sqrt(2 ln |n|),
 
 z the query's embedding, v_n the mean of the document embeddings below n, |n| their number and spread_n their root mean squared
-distance from v_n, so that the score estimates that of the best document below (`bonuses`). Each level keeps `beam_width` nodes,
-and only their children are candidates. Knows nothing of documents but how many lie below a node.
+distance from v_n. The whole bonus would make the score an estimate of the best document below (`bonuses`); the share of it that
+dev queries chose favours large and wide nodes a little. Each level keeps `beam_width` nodes, and only their children are
+candidates. Knows nothing of documents but how many lie below a node.
 """
 
 from collections.abc import Sequence
@@ -74,7 +75,7 @@ class Reached:
 
     nodes: Ints  # [n] the last nodes that were kept, in docid order
     pruned: bool  # whether a node was left out
-    read: int  # nodes that were scored; none of a level at which all are kept
+    read: int  # nodes that were scored; none of a level at which all are kept, unless it is traced
 
 
 class VectorWalk:

@@ -2,15 +2,14 @@
 
     pseudo_queries  documents -> queries that they could answer
     encoder         contrastive pre-training
-    docids          embeddings -> docid tree
+    docids          embeddings, token vectors and their matrix for queries -> docid tree
     lexical         BM25
     generator       cached token states, or texts -> trained generator, if one is configured
     memory          train queries -> what the index remembers; then the manifest makes the folder an index
 
 Everything that can refuse a training is checked before its first write. Each stage writes one folder of the run atomically; a
 stage that is up to date is skipped. `config.toml` changes when a part of the index is replaced, or a stage has ended. Two
-trainings never write to one folder at once. Under `accelerate launch` all processes train, and rank 0 writes. Knows nothing of
-how an index is searched.
+trainings never write to one folder at once. Under `accelerate launch` all processes train, and rank 0 writes.
 """
 
 import logging

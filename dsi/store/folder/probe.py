@@ -69,7 +69,7 @@ def limit_memory(size: int) -> None:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
         most = pages * resource.getpagesize() + _ROOM + _TIMES * size
         soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-        if resource.RLIM_INFINITY in (soft,) or most < soft:
+        if soft == resource.RLIM_INFINITY or most < soft:
             resource.setrlimit(resource.RLIMIT_AS, (most, hard))
     except (ImportError, OSError, ValueError):  # a system without such limits
         return

@@ -1,8 +1,8 @@
 """The documents that are scored: below the last nodes of a walk, by words, extra scores, memory; or all of them.
 
-Only the best of them get late interaction. One process holds all documents of an index, or a share of them (`dsi.cluster`). What each source contributes is kept apart
-until it is merged, so that several shares together give the pool of one process. Knows no models, and nothing of how a walk
-chose nodes.
+Only the best of them get late interaction. One process holds all documents of an index, or a share of them (`dsi.cluster`).
+What each source contributes is kept apart until it is merged, so that several shares together give the pool of one process.
+Knows no models, and nothing of how a walk chose nodes.
 """
 
 from abc import ABC, abstractmethod

@@ -34,7 +34,13 @@ def remove_documents(tree: DocidTree, rows: Ints) -> DocidTree:
     tokens = tree.tokens.without(changed) if tree.tokens else None
     spans = None if tree.spans is None else np.where(free[:, None], np.int32(0), tree.spans)
     smaller = replace(
-        tree, doc_rows=doc_rows, embeddings=embeddings, codes=codes, tokens=tokens, spans=spans, origin=tree.origin_bytes
+        tree,
+        doc_rows=doc_rows,
+        embeddings=embeddings,
+        codes=codes,
+        tokens=tokens,
+        spans=spans,
+        origin=tree.origin_bytes,
     )
     return _with_means(smaller, changed)
 

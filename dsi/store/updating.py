@@ -81,23 +81,33 @@ def with_documents(
     removed: Sequence[int] = (),
 ) -> Content:
     """Return the content with more documents, and without some rows; with `replace` known ones too, encoded if changed."""
-    if not records:
-        return _without_documents(content, removed)
-    going = set(removed)
-    doc_ids, titles, texts = ([record[name] for record in records] for name in COLUMNS)
-    rows = _known_rows(content.documents, records)
-    if not replace and (taken := [row for row in rows.values() if row not in going]):
+    table = content.documents
+    rows = _known_rows(table, records) if records else {}
+    if not replace and (taken := sorted({*rows.values()} - {*removed})):
         raise ValueError(
-            f"The doc_id {shown(Column(content.documents['doc_id'])[taken[0]])} is in the index already; have the document "
+            f"The doc_id {shown(Column(table['doc_id'])[taken[0]])} is in the index already; have the document "
             'replaced (replace=True, in the shell --remove beside --add, in a request "replace": true), or leave one out.'
         )
-    if same := _with_same_texts(content.documents, records, rows):
+    if same := _with_same_texts(table, records, rows):
         logger.info("%d of %d documents have the text that they had; they are not encoded.", len(same), len(records))
-        content = content._replace(documents=_with_metadata(content.documents, same))
-        others = [record for record in records if rows.get(record["doc_id"]) not in same]
-        return with_documents(content, encoder, others, replace=replace, removed=[*going - same.keys()])
-    old, replaced = content.documents, sorted({*rows.values(), *going})
-    metadata = _metadata_columns(records, old.schema)
+        content = content._replace(documents=_with_metadata(table, same))
+    new = [record for record in records if rows.get(record["doc_id"]) not in same]
+    gone = sorted({*rows.values(), *removed} - same.keys())
+    again = {rows[own["doc_id"]]: number for number, own in enumerate(new) if own["doc_id"] in rows}
+    return _with_new(content, encoder, new, gone, again) if new else _without_documents(content, gone)
+
+
+def _with_new(
+    content: Content, encoder: TextEncoder, records: Sequence[Row], gone: Sequence[int], again: Mapping[int, int]
+) -> Content:
+    """Return the content with new documents and without some rows; `again` is as for `_moved`."""
+    # 1) the table, which refuses metadata of other columns
+    doc_ids, titles, texts = ([record[name] for record in records] for name in COLUMNS)
+    old = content.documents
+    text_column = {"text": texts} if "text" in old.column_names else {}
+    columns = {"doc_id": doc_ids, "title": titles, **text_column, **_metadata_columns(records, old.schema)}
+    table = _with(_without(old, gone), pa.table(columns, schema=old.schema))
+    # 2) the pieces of the new documents, encoded
     cuts = encoder.cut(titles, texts, content.tree.pieces)
     warn_cut(sum(not own.is_whole for own in cuts), len(cuts), content.tree.pieces, encoder)
     pieces = [
@@ -111,16 +121,12 @@ def with_documents(
     places = np.repeat(np.arange(len(cuts)), [len(own.spans) for own in cuts])
     spans = np.array([span for own in cuts for span in own.spans], dtype=np.int32)
     own_spans = spans if content.tree.spans is not None or len(pieces) > len(records) else None
-    text_column = {"text": texts} if "text" in old.column_names else {}
-    new = pa.table({"doc_id": doc_ids, "title": titles, **text_column, **metadata}, schema=old.schema)
-    tree = remove_documents(content.tree, np.array(replaced)) if replaced else content.tree
-    table = _with(_without(old, replaced), new)
-    lexical = content.lexical.update(replaced, Column(table["doc_id"]), full_texts) if content.lexical else None
-    again = {rows[doc_id]: number for number, doc_id in enumerate(doc_ids) if doc_id in rows}
-    memory = _moved(content, replaced, again)
+    # 3) the other parts
+    tree = remove_documents(content.tree, np.array(gone)) if gone else content.tree
     tree = without_traces(add_documents(tree, embeddings, places, tokens, own_spans))
-    best = content.best_scores and content.best_scores.after(len(replaced) + len(records))
-    return Content(tree, table, lexical, memory, best)
+    lexical = content.lexical.update(gone, Column(table["doc_id"]), full_texts) if content.lexical else None
+    best = content.best_scores and content.best_scores.after(len(gone) + len(records))
+    return Content(tree, table, lexical, _moved(content, gone, again), best)
 
 
 def _known_rows(table: pa.Table, records: Sequence[Row]) -> dict[str, int]:

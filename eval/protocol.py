@@ -6,6 +6,7 @@ Knows nothing of models: a system is its run.
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import stdev
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from dsi.eval.tables import markdown_table
 
 FEWEST_QUERIES = 20
 """Queries on which anything is chosen: with fewer, chance would."""
+NORMAL = 1.96
+"""Standard errors to either end of a 95 % interval."""
 
 Values = Mapping[str, Mapping[str, float]]
 """{measure: {query_id: value}} of a system."""
@@ -133,6 +136,11 @@ def randomisation_test(
         extreme += int((np.abs(signs @ differences) >= abs(observed) - 1e-9).sum())
         done += block
     return float(observed) / len(a), (extreme + 1) / (rounds + 1)
+
+
+def within(values: Sequence[float], digits: int) -> str:
+    """Return half the 95 % interval of a mean of shares, in points, as " ± 0.5"; "" for a single value."""
+    return f" ± {100 * NORMAL * stdev(values) / math.sqrt(len(values)):.{digits}f}" if len(values) > 1 else ""
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -1,5 +1,6 @@
 """What changed in files and folders since an index was made of them. Changes no index."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pyarrow as pa
 
 from dsi.docids.data.locations import FILE, PLACE, VERSION
 from dsi.docids.data.records import COLUMNS, EMPTY_DOCUMENTS, Oddities, Row
-from dsi.docids.files.checks import user_path
+from dsi.docids.files.checks import shown, user_path
 from dsi.files.documents import Held, records_of_files
 from dsi.files.folders import source_files
 from dsi.store.documents.table import DocumentTable
@@ -39,6 +40,8 @@ def changed_files(documents: DocumentTable, paths: Sequence[str | Path]) -> tupl
     same |= unread & known.keys()
     schema = documents.table.schema
     rows = [_fitting(row, schema, odd) for row in read if row[FILE] not in same]
+    if twice := [own for own, count in Counter(row["doc_id"] for row in rows).items() if count > 1]:
+        raise ValueError(f"{odd.source}: duplicate doc_id {shown(twice[0])}; ids must be unique.")
     for row in rows:
         if not (row["title"].strip() or row["text"].strip()):
             odd.count(EMPTY_DOCUMENTS, row["doc_id"])
@@ -77,11 +80,16 @@ def _losing(changed: Collection[str], read: Sequence[Row], doc_ids: Sequence[str
 
 
 def _fitting(row: Row, schema: pa.Schema, odd: Oddities) -> Row:
-    """Return a row without the metadata that the columns of an index cannot hold, which is counted."""
+    """Return a row without the metadata that the columns of an index cannot hold, which is counted.
+
+    Where one cell of a table is no number, its column has texts: the others are numbers still.
+    """
     fitting = {}
     for name, value in row.items():
         try:
-            fitting[name] = value if name in COLUMNS else fitted(row, name, schema.field(name).type)
-        except (KeyError, ValueError):
-            odd.count("metadata that no column of the index can hold; they are left out", name)
+            kind = pa.string() if name in COLUMNS else schema.field(name).type
+            own = pa.scalar(value).cast(kind).as_py() if isinstance(value, str) and kind != pa.string() else value
+            fitting[name] = own if name in COLUMNS else fitted({**row, name: own}, name, kind)
+        except (KeyError, ValueError, pa.ArrowException):
+            odd.count("values that no column of the index can hold; they are left out", f"{name}: {value}")
     return fitting

@@ -113,7 +113,7 @@ class _Walk:
     def __iter__(self) -> Iterator[str]:
         for parent, folders, names in os.walk(self._root, onerror=lambda error: self._close(error.filename, error)):
             place = Path(parent)
-            if "manifest.json" in names and "docids" in folders:
+            if "manifest.json" in names and any(name.partition("-")[0] == "docids" for name in folders):
                 self._odd.count(f"indexes among the files; {LEFT}", shown_path(parent))
                 folders.clear()
                 continue

@@ -1,11 +1,12 @@
 """Compares two runs, of indexes or of files, on the same judgements. Knows nothing of how they were made."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from dsi.docids.files.checks import counted
 from dsi.docids.types import Qrels, Run
 from dsi.eval.measures import checked_values, evaluate, mean, measures_for
-from dsi.eval.protocol import paired_tests
+from dsi.eval.protocol import paired_differences, paired_tests, within
 from dsi.eval.tables import markdown_table
 
 
@@ -17,15 +18,23 @@ class Comparison:
     means: dict[str, tuple[float, float]]  # {measure: (mean of the first, of the second)}, in percent
     tests: dict[str, tuple[float, float]]  # {measure: (second less first, in points, p)}, p corrected for their number
     queries: int
+    halves: dict[str, str]  # {measure: half of the difference's 95 % interval, as " ± 0.50"}
+    note: str = ""  # about a run that has too few answers for a measure
 
     def __str__(self) -> str:
         rows = [
-            [measure, *(f"{value:.2f}" for value in self.means[measure]), f"{difference:+.2f}", f"{p:.4f}"]
+            [
+                measure,
+                *(f"{value:.2f}" for value in self.means[measure]),
+                f"{difference:+.2f}{self.halves[measure]}",
+                f"{p:.4f}",
+            ]
             for measure, (difference, p) in self.tests.items()
         ]
         return (
             f"{markdown_table(['measure', *self.names, 'difference', 'p'], rows)}\n\n"
-            f"{self.queries:,} queries; p of paired randomisation tests, Holm-corrected for {len(self.tests)} measures."
+            f"{counted(self.queries, 'query')}; differences with 95 % intervals; p of paired randomisation tests, Holm-corrected "
+            f"for {counted(len(self.tests), 'measure')}.{self.note}"
         )
 
     __repr__ = __str__
@@ -41,7 +50,7 @@ def compare_runs(
     | ------- | ----- | ------ | ---------- | ------ |
     | RR@10   | 50.00 | 100.00 | +50.00     | 1.0000 |
     <BLANKLINE>
-    1 queries; p of paired randomisation tests, Holm-corrected for 1 measures.
+    1 query; differences with 95 % intervals; p of paired randomisation tests, Holm-corrected for 1 measure.
 
     By default the measures are those that the judgements ask for.
     """
@@ -49,4 +58,18 @@ def compare_runs(
     measures = measures or measures_for(qrels)
     first, second = evaluate(a, qrels, measures), evaluate(b, qrels, measures)
     means = {name: (100 * mean(first[name]), 100 * mean(second[name])) for name in measures}
-    return Comparison(names, means, paired_tests(second, {"first": first}, measures)["first"], len(qrels))
+    halves = {name: within(paired_differences(second[name], first[name]).tolist(), 2) for name in measures}
+    tests = paired_tests(second, {"first": first}, measures)["first"]
+    return Comparison(
+        names, means, tests, len(qrels), halves, _too_shallow(dict(zip(names, (a, b), strict=True)), qrels, measures)
+    )
+
+
+def _too_shallow(runs: Mapping[str, Run], qrels: Qrels, measures: Sequence[str]) -> str:
+    """Return a sentence if a run ends before the rank that a measure needs; "" if none does, or all relevant are in it."""
+    most = max((int(name.partition("@")[2]) for name in measures if "@" in name), default=0)
+    for name, run in runs.items():
+        depth = max(map(len, run.values()), default=0)
+        if depth < most and mean(evaluate(run, qrels, [f"Recall@{most}"])[f"Recall@{most}"]) < 1:
+            return f" {name} has at most {counted(depth, 'document')} a query, so its measures @{most} are too low."
+    return ""

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
-from math import ceil, sqrt
+from math import ceil
 from pathlib import Path
-from statistics import fmean, pstdev, stdev
+from statistics import fmean, pstdev
 from typing import Any
 
 from dsi.docids.data import SPLITS
@@ -29,7 +29,7 @@ from dsi.docids.words.sentences import shortened
 from dsi.eval.fusion import reciprocal_rank_fusion
 from dsi.eval.measures import STANDARD_MEASURES, UNCUT, cutoff, mean, measure_name, measures_for, ranking
 from dsi.eval.measures import evaluate as evaluate_run
-from dsi.eval.protocol import Splits, SystemResult, Tests, overlap_splits, paired_tests, table
+from dsi.eval.protocol import NORMAL, Splits, SystemResult, Tests, overlap_splits, paired_tests, table, within
 from dsi.eval.tables import markdown_table
 from dsi.measuring.learned import learned_line, taught_queries, without_learned
 from dsi.measuring.provenance import provenance
@@ -59,7 +59,7 @@ ROWS = {
 """{row: what it is}, as tables, results and documentation name the rows; a reranker's row is "+ NAME"."""
 READ, COMPARED, TIME = "vectors read", "late interactions", "ms per query"
 """What a row's settings say of its cost."""
-_SIGNIFICANT, _NORMAL = 0.05, 1.96
+_SIGNIFICANT = 0.05
 """The p below which rows differ, and the standard deviations of a mean that it corresponds to."""
 _POINTS, _CUSTOMARY = 5, 50
 """A difference that queries should be able to show, and how many queries a test collection customarily has (TREC)."""
@@ -177,7 +177,7 @@ class Evaluation:
     def _found(self) -> str:
         """Return what the index finds, in a sentence that fits the measures, with 95 % intervals."""
         own = self.row(self.index).values
-        found = {name: f"{100 * mean(own[name]):.1f}{_within([*own[name].values()], 1)}" for name in self.measures}
+        found = {name: f"{100 * mean(own[name]):.1f}{within([*own[name].values()], 1)}" for name in self.measures}
         if "Hit@1" in found and "Hit@10" in found:
             return (
                 f"The index finds the document of {found['Hit@1']} % of the queries at rank 1, of {found['Hit@10']} % in the "
@@ -189,7 +189,7 @@ class Evaluation:
         """Return how many queries more may tell two rows apart: some at first, then what `_POINTS` need; "" if none."""
         own, other = (self.row(row).values[measure_name] for row in (self.index, name))
         deviation = 100 * pstdev(own[query_id] - other[query_id] for query_id in own)
-        needed = _CUSTOMARY if len(own) < _CUSTOMARY else ceil((_NORMAL * deviation / _POINTS) ** 2)
+        needed = _CUSTOMARY if len(own) < _CUSTOMARY else ceil((NORMAL * deviation / _POINTS) ** 2)
         if needed <= len(own):
             return ""
         return (
@@ -226,12 +226,7 @@ def _verdict(difference: float, p: float) -> str:
 def _added(own: Mapping[str, float], without: Mapping[str, float], query_ids: Sequence[str]) -> str:
     """Return the mean of some queries, and the difference to the same without, with its interval."""
     differences = [own[query_id] - without[query_id] for query_id in query_ids]
-    return f"{100 * mean(own, query_ids):.1f} ({100 * fmean(differences):+.2f}{_within(differences, 2)})"
-
-
-def _within(values: Sequence[float], digits: int) -> str:
-    """Return half the 95 % interval of a mean, in points, as " ± 0.5"; "" for a single value."""
-    return f" ± {100 * _NORMAL * stdev(values) / sqrt(len(values)):.{digits}f}" if len(values) > 1 else ""
+    return f"{100 * mean(own, query_ids):.1f} ({100 * fmean(differences):+.2f}{within(differences, 2)})"
 
 
 def evaluate(

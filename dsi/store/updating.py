@@ -84,9 +84,11 @@ def with_documents(
     table = content.documents
     rows = _known_rows(table, records) if records else {}
     if not replace and (taken := sorted({*rows.values()} - {*removed})):
+        file = Column(table[FILE])[taken[0]] if FILE in table.column_names else None
         raise ValueError(
-            f"The doc_id {shown(Column(table['doc_id'])[taken[0]])} is in the index already; have the document "
-            'replaced (replace=True, in the shell --remove beside --add, in a request "replace": true), or leave one out.'
+            f"The doc_id {shown(Column(table['doc_id'])[taken[0]])} is in the index already{f', from {file}' if file else ''}; "
+            'have the document replaced (replace=True, in the shell --remove beside --add, in a request "replace": true), or '
+            "leave one out."
         )
     if same := _with_same_texts(table, records, rows):
         logger.info("%d of %d documents have the text that they had; they are not encoded.", len(same), len(records))

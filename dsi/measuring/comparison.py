@@ -33,8 +33,8 @@ class Comparison:
         ]
         return (
             f"{markdown_table(['measure', *self.names, 'difference', 'p'], rows)}\n\n"
-            f"{counted(self.queries, 'query')}; differences with 95 % intervals; p of paired randomisation tests, Holm-corrected "
-            f"for {counted(len(self.tests), 'measure')}.{self.note}"
+            f"{counted(self.queries, 'query')}; second less first, with 95 % intervals; p of paired randomisation tests, "
+            f"Holm-corrected for {counted(len(self.tests), 'measure')}.{self.note}"
         )
 
     __repr__ = __str__
@@ -50,7 +50,7 @@ def compare_runs(
     | ------- | ----- | ------ | ---------- | ------ |
     | RR@10   | 50.00 | 100.00 | +50.00     | 1.0000 |
     <BLANKLINE>
-    1 query; differences with 95 % intervals; p of paired randomisation tests, Holm-corrected for 1 measure.
+    1 query; second less first, with 95 % intervals; p of paired randomisation tests, Holm-corrected for 1 measure.
 
     By default the measures are those that the judgements ask for.
     """

@@ -174,7 +174,7 @@ def _load_imported(group: str, path: str) -> Any:
         found = import_module(module)
     if found is None:
         raise ValueError(
-            f"The {_WHAT[group]} {path!r} is not known here; import {module} before, or have a package name it (entry points "
+            f"The {_WHAT[group]} {path!r} is not known here; import {module} first, or have a package name it (entry points "
             f"of {group}). Names in files import nothing."
         )
     for name in names.split("."):

@@ -144,7 +144,8 @@ def by_query(values: Any, name: str) -> Any:
     for place, row in enumerate(items_of(values, name)):
         own = [row[key] for keys in _COLUMNS for key in keys if key in row]
         if len(own) != len(_COLUMNS):
-            raise ValueError(f"{name}[{place}] must have one each of {_COLUMNS}, got {shown(row)}; rename columns.")
+            needed = ", ".join(" or ".join(keys) for keys in _COLUMNS)
+            raise ValueError(f"{name}[{place}] must have the columns {needed}, got {shown(row)}; rename yours.")
         query_id, doc_id, value = own
         judged = found.setdefault(query_id, {})
         judged[doc_id] = max(value, judged[doc_id]) if doc_id in judged else value

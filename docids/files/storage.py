@@ -238,8 +238,11 @@ def writing_to(folder: Path, *, wait: bool = True) -> Iterator[None]:
 def _check_own(*paths: Path) -> None:
     """Raise ValueError if one of our small files is something else: a pipe would be waited for, and a link written through."""
     for path in paths:
-        if path.is_symlink() or (path.exists() and not path.is_file()):
-            raise ValueError(f"{path} must be a file of this package, and is a link, a pipe or a folder; remove it.")
+        with suppress(FileNotFoundError):  # others remove it meanwhile
+            if not stat.S_ISREG(path.lstat().st_mode):
+                raise ValueError(
+                    f"{path} must be a file of this package, and is a link, a pipe or a folder; remove it."
+                )
 
 
 def _acquire(lock: FileLock, folder: Path, writer: Path, *, wait: bool) -> None:

@@ -228,7 +228,7 @@ def make_docids(documents: SchemeInput) -> Docids:
     if counted != expected:
         raise ValueError(
             f"The docid scheme {method!r} must give Docids with a path for each of {expected} documents, "
-            f"got {counted if isinstance(docids, Docids) else shown(docids)}."
+            f"got {counted if isinstance(docids, Docids) else shown(docids)}; Docids.from_paths makes them of lists of numbers."
         )
     return docids if documents.rows is None else docids.with_rows(documents.rows)
 
@@ -264,7 +264,7 @@ def check_branching(documents: int, config: DocidsConfig) -> None:
 
 def _check_paths(paths: Ints) -> None:
     if not _are_integers(paths, 2) or not paths.size:
-        raise ValueError(f"The paths of a docid scheme must be integers [documents, longest], got {_kind(paths)}.")
+        raise ValueError(f"The paths of a docid scheme must be integers [documents, 1 or more], got {_kind(paths)}.")
     for start in range(0, len(paths), BLOCK):
         block = paths[start : start + BLOCK]
         inside = block >= 0

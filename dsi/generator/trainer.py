@@ -108,6 +108,11 @@ class _GeneratorTrainer(FiniteTraining, Trainer):
                 f"{type(self.objective).__name__}.loss must return a scalar tensor with a gradient, got {shown(loss)}; compute "
                 "it from self.logits, and average it over the batch."
             )
+        if not self.state.global_step and not loss.isfinite():
+            raise ValueError(
+                f"{type(self.objective).__name__}.loss is {loss.item():g} before the first step; children that a node lacks "
+                "have logits of -inf, so leave them out of sums and products."
+            )
         return loss
 
 

@@ -56,6 +56,7 @@ def compare_runs(
     """
     qrels = checked_values(qrels, "grade", finite=True)
     measures = measures or measures_for(qrels)
+    a, b = checked_values(a), checked_values(b)
     first, second = evaluate(a, qrels, measures), evaluate(b, qrels, measures)
     means = {name: (100 * mean(first[name]), 100 * mean(second[name])) for name in measures}
     halves = {name: within(paired_differences(second[name], first[name]).tolist(), 2) for name in measures}

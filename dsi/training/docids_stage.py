@@ -111,7 +111,9 @@ def save_docids_stage(
     Embeddings [N, dim], tokens and spans [N, 2] (the characters of each) are of documents, or of their pieces.
     """
     if len(first := docids.paths[:, 0]) > 1 and first.min() == first.max():
-        logger.warning("All docids begin with %d, which tells none apart; check docids.method.", first[0])
+        logger.warning(
+            "All docids begin with %d, so their first digit separates nothing; check docids.method.", first[0]
+        )
     tree = assemble(docids, embeddings, tokens, spans)
     if pieces > 1:
         tree = replace(tree, pieces=pieces, piece_cost=piece_cost(tree.embeddings, tree.centroids[0]))

@@ -256,7 +256,7 @@ def test_paths_are_integers_of_any_width(kind):
 
 @pytest.mark.parametrize("bad", [np.ones((3000, 3)), np.ones((3000, 3), dtype=object), np.ones((2, 2, 2), dtype=int)])
 def test_an_array_that_holds_no_paths_is_refused(bad):
-    with pytest.raises(ValueError, match=r"must be integers \[documents, longest\], got an array of"):
+    with pytest.raises(ValueError, match=r"must be integers \[documents, 1 or more\], got an array of"):
         Docids(bad)
 
 
@@ -539,8 +539,8 @@ def test_a_scheme_that_cannot_be_loaded_is_refused_with_its_entry_point(foreign,
         (lambda: Docids.from_paths([[1], [], [3]]), r"numbers from 0 .*; document 1 has \[-1\]"),
         (lambda: Docids.from_paths([[1], [2, -3], [3]]), r"document 1 has \[2, -3\]"),
         (lambda: Docids.from_paths([[1], [-1, 3], [2**31]]), r"document 1 has \[-1, 3\]"),
-        (lambda: Docids.from_paths([]), r"must be integers \[documents, longest\]"),
-        (lambda: Docids(np.ones((3, 2))), r"must be integers \[documents, longest\]"),
+        (lambda: Docids.from_paths([]), r"must be integers \[documents, 1 or more\]"),
+        (lambda: Docids(np.ones((3, 2))), r"must be integers \[documents, 1 or more\]"),
     ],
 )
 def test_what_a_scheme_gives_is_checked(foreign, monkeypatch, made, message):

@@ -110,7 +110,7 @@ def test_judgements_in_a_table_are_those_of_dictionaries(names):
         own = Collection.from_records(ROWS, queries={1: "a", 7: "b"}, qrels={"test": table})
         assert (own.qrels, own.digest) == (collection.qrels, collection.digest)
         assert compare_runs(frame, table, table).means == compare_runs(judged, judged, judged).means
-    with pytest.raises(ValueError, match=r"qrels\['test'\]\[0\] must have one each of .*; rename columns"):
+    with pytest.raises(ValueError, match=r"qrels\['test'\]\[0\] must have the columns .*; rename yours"):
         Collection.from_records(ROWS, queries={1: "a"}, qrels={"test": frame.rename(columns={names[1]: "text"})})
     with pytest.raises(ValueError, match=r"; write \{\"test\": …\} around"):
         Collection.from_records(ROWS, queries={1: "a"}, qrels=frame)
@@ -1005,8 +1005,8 @@ def test_two_systems_are_compared(dated_run, tmp_path, capsys):
     assert main(compare) == 0
     shown = capsys.readouterr().out
     assert "| Hit@1   |" in shown
-    assert "| +0.00      | 1.0000 |" in shown
-    assert "2 queries; p of paired randomisation tests, Holm-corrected for 3 measures." in shown
+    assert "| +0.00 ± 0.00 | 1.0000 |" in shown
+    assert "2 queries; second less first, with 95 % intervals; p of paired" in shown
     write_run({"q": {"a": 1.0}}, tmp_path / "a.run", "a")
     assert main(compare) == 2
     assert "The run and the judgements have no query in common: the first query_id is 'q' in" in capsys.readouterr().err

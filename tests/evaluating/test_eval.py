@@ -314,6 +314,19 @@ def test_bm25_stays_as_it_is_where_dev_queries_tell_nothing():
     assert (bm25.k1, bm25.b) == before == (0.9, 0.4)
 
 
+def test_a_comparison_tells_intervals_and_a_run_that_ends_before_a_measure():
+    qrels = {str(n): {"a": 1, "b": 1} for n in range(40)}
+    one = {query_id: {"a": 2.0, "x": 1.0} if int(query_id) % 4 else {"x": 2.0, "a": 1.0} for query_id in qrels}
+    two = {query_id: {"a": 2.0, "x": 1.0} for query_id in qrels}
+    compared = compare_runs(one, two, qrels, ["RR@10", "Recall@2"])
+    values = [50.0 * (int(query_id) % 4 == 0) for query_id in qrels]
+    half = 1.96 * np.std(values, ddof=1) / math.sqrt(len(values))
+    assert compared.halves == {"RR@10": f" ± {half:.2f}", "Recall@2": " ± 0.00"}
+    assert "A has at most 2 documents a query, so its measures @10 are too low." in str(compared)
+    assert "too low" not in str(compare_runs(one, two, qrels, ["RR@2"]))
+    assert "too low" not in str(compare_runs(one, two, {"1": {"a": 1}}, ["RR@10"]))  # all relevant ones are found
+
+
 @pytest.mark.parametrize("score", [math.nan, np.float32("nan"), None, "2.0", [1.0]])
 def test_a_score_that_is_no_number_is_refused_wherever_it_enters_by_query_and_document(tmp_path, score):
     for run in ({"q": {"a": score, "b": 1.0}}, {"q": {"b": 1.0, "a": score}}):

@@ -67,7 +67,7 @@ def test_an_index_whose_class_is_absent_says_which_and_opens_for_info(small, tmp
     (tmp_path / "site" / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     sys.modules.pop("mine")
     with pytest.raises(
-        ValueError, match=r"The generator 'mine:Mine' is not known here; import mine before, or have a package name it"
+        ValueError, match=r"The generator 'mine:Mine' is not known here; import mine first, or have a package name it"
     ):
         dsi.load(tmp_path / "run", device="cpu")
     assert not (tmp_path / "ran").exists()  # a name in a file imports nothing
@@ -94,8 +94,8 @@ def test_what_cannot_be_a_part_is_refused_in_one_line(small, tmp_path):
             f"The generator '{PLACE}:Halved' must be a subclass of Generator, got <class",
         ),
         ({"generator": own_parts.WithoutStep}, "WithoutStep' has no step: it must define log_probs"),
-        ({"generator": "no_such:Class"}, "The generator 'no_such:Class' is not known here; import no_such before"),
-        ({"fusion": "no_such:function"}, "The fusion 'no_such:function' is not known here; import no_such before"),
+        ({"generator": "no_such:Class"}, "The generator 'no_such:Class' is not known here; import no_such first"),
+        ({"fusion": "no_such:function"}, "The fusion 'no_such:function' is not known here; import no_such first"),
         (
             {"fusion": "sum"},
             "search.fusion must be one of product, mixture, or the import path of a function, got 'sum'",
@@ -130,12 +130,16 @@ def test_a_step_of_another_shape_says_so_before_anything_is_trained(small, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("objective", "got"),
-    [(own_parts.ByExample, r"tensor\(\[.*grad_fn"), (own_parts.Constant, r"tensor\([0-9.]+\);")],
+    ("objective", "wrong"),
+    [
+        (own_parts.ByExample, r"must return a scalar .*, got tensor\(\[.*grad_fn"),
+        (own_parts.Constant, r"must return a scalar .*, got tensor\([0-9.]+\);"),
+        (own_parts.Endless, "is nan before the first step"),
+    ],
 )
-def test_a_loss_that_cannot_be_trained_on_is_named(small, tmp_path, objective, got):
+def test_a_loss_that_cannot_be_trained_on_is_named(small, tmp_path, objective, wrong):
     collection, config = small
-    with pytest.raises(ValueError, match=f"{objective.__name__}.loss must return a scalar .*, got {got}"):
+    with pytest.raises(ValueError, match=f"{objective.__name__}.loss {wrong}"):
         dsi.train(collection, tmp_path / "run", config=config, device="cpu", objective=objective)
 
 

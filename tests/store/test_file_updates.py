@@ -106,7 +106,9 @@ def test_what_was_never_in_the_folder_stays_and_metadata_without_a_column_is_cou
     assert retriever.update(notes).files == (0, 1, 0, 12)
     assert "mine" in retriever.snapshot.documents.rows
     assert retriever.get("note02.md").title == "Note 2"
-    assert f"{notes}: metadata that no column of the index can hold: 1 ('year'); they are left out." in caplog.messages
+    assert (
+        f"{notes}: values that no column of the index can hold: 1 ('year: 1990'); they are left out." in caplog.messages
+    )
     line = f"{notes}: files that are empty: 1 ('note02.md'); what the index has of them stays."
     assert line in caplog.messages
     assert retriever.update(notes / "note03.md").files == (0, 0, 0, 1)
@@ -193,6 +195,36 @@ def of_file(retriever, name):
 
 
 ROWS = [json.dumps({"id": f"row{number}", "text": f"Words of row {number}."}) + "\n" for number in range(4)]
+
+
+def test_an_updated_table_keeps_numbers_beside_a_cell_that_is_none_and_has_each_id_once(
+    tmp_path, sentence_bert_folder, caplog
+):
+    table = tmp_path / "goods.csv"
+    lines = ["id,text,price", *(f"g{number},Words of number {number}.,{number}" for number in range(12))]
+    table.write_text("\n".join(lines))
+    index = dsi.index(table, tmp_path / "run", encoder=str(sentence_bert_folder), device="cpu")
+    table.write_text("\n".join([*lines[:-1], "g11,Words of number 11.,n/a"]))
+    index.update(table)
+    assert index.snapshot.documents.column("price")[:] == [*range(11), None]
+    assert "1 ('price: n/a')" in caplog.text
+    table.write_text("\n".join([*lines, "g3,Another text.,3"]))
+    with pytest.raises(ValueError, match="duplicate doc_id 'g3'"):
+        index.update(table)
+    moved = tmp_path / "goods-2.csv"
+    moved.write_text("\n".join([*lines, "g12,More.,1"]))
+    with pytest.raises(ValueError, match=r"'g0' is in the index already, from .*goods\.csv;"):
+        index.update(moved)
+
+
+def test_an_index_that_was_updated_is_known_among_files(notes, retriever):
+    retriever.save(notes / "run")
+    again = dsi.load(notes / "run", device="cpu")
+    change(notes)
+    again.update(notes)
+    again.save()
+    assert not (notes / "run" / "docids").exists()
+    assert again.update(notes).files.new == 0
 
 
 @pytest.mark.parametrize(

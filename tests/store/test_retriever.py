@@ -495,7 +495,9 @@ def test_explain_shows_the_way_to_the_answers_and_what_was_pruned(retriever, dig
         assert query in printed
         answer = explanation.answer.splitlines()
         assert printed.splitlines()[: len(answer)] == answer  # before the tree
-        parts = " + ".join(f"{value:.3f} {name}" for name, value in ranked[1].parts.items() if value)
+        parts = " + ".join(f"{value:.3f} {name}" for name, value in ranked[1].parts.items() if value).replace(
+            "+ -", "- "
+        )
         assert len(answer) == 4
         assert answer[1].startswith(f"#1 {'.'.join(map(str, hits[0].digits))}  {hits[0].score:.3f}")
         assert f" = {parts}  " in answer[1] or len(ranked[1].parts) == 1

@@ -36,6 +36,14 @@ class Constant(CrossEntropy):
         return super().loss(model, batch, done).detach()
 
 
+class Endless(CrossEntropy):
+    """A loss that is no number."""
+
+    def loss(self, model, batch, done):
+        """Return it."""
+        return super().loss(model, batch, done) * float("nan")
+
+
 class ByNode(NodeGenerator):
     """A vector a node, compared with the mean state of the text."""
 

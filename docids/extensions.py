@@ -102,6 +102,17 @@ def _places() -> tuple[tuple[str, int, int], ...]:
     return tuple(found)
 
 
+def takes(own: Any, *names: str) -> bool:
+    """Return whether something can be called with these arguments, in this order; True if nobody can tell."""
+    try:
+        inspect.signature(own).bind(*names)
+    except TypeError:
+        return False
+    except ValueError:  # a builtin
+        return True
+    return True
+
+
 def extension_names(group: str, known: Sequence[str] = ()) -> list[str]:
     """Return the known names, then those that other packages add."""
     return [*known, *(point.name for point in extensions(group) if point.name not in known)]

@@ -245,6 +245,10 @@ def find_scheme(name: str) -> Scheme:
     foreign: Scheme | None = extensions.load_extension(extensions.SCHEMES, name)
     if foreign is None:
         raise ValueError(f"{name!r} is not a docid scheme; use one of {', '.join(scheme_names())}.")
+    if not extensions.takes(foreign, "documents"):
+        raise ValueError(
+            f"The docid scheme {name!r} must be a function of one argument, a SchemeInput, got {shown(foreign)}."
+        )
     return foreign
 
 

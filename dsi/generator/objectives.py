@@ -5,6 +5,7 @@ An objective says how search ranks nodes, and computes the loss of a batch. Othe
 batch.
 """
 
+import inspect
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -117,6 +118,8 @@ def find_objective(name: str) -> type[Objective]:
         )
     if (score := getattr(objective, "score", None)) not in SCORES:
         raise ValueError(f"The score of objective {name!r} must be one of {', '.join(SCORES)}, got {shown(score)}.")
+    if not extensions.takes(objective.loss, "self", "model", "batch", "done") or inspect.isabstract(objective):
+        raise ValueError(f"The objective {name!r} must define loss(self, model, batch, done).")
     return objective
 
 

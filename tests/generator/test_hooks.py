@@ -93,6 +93,8 @@ def test_what_cannot_be_a_part_is_refused_in_one_line(small, tmp_path):
             {"generator": own_parts.Halved},
             f"The generator '{PLACE}:Halved' must be a subclass of Generator, got <class",
         ),
+        ({"objective": own_parts.OfBatches}, "OfBatches' must define loss(self, model, batch, done)"),
+        ({"docids": own_parts.largest}, "largest' must be a function of one argument, a SchemeInput, got <function"),
         ({"generator": own_parts.WithoutStep}, "WithoutStep' has no step: it must define log_probs"),
         ({"generator": "no_such:Class"}, "The generator 'no_such:Class' is not known here; import no_such first"),
         ({"fusion": "no_such:function"}, "The fusion 'no_such:function' is not known here; import no_such first"),

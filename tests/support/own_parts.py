@@ -44,6 +44,13 @@ class Endless(CrossEntropy):
         return super().loss(model, batch, done) * float("nan")
 
 
+class OfBatches(CrossEntropy):
+    """A loss of other arguments."""
+
+    def loss(self, batch):
+        """Return nothing."""
+
+
 class ByNode(NodeGenerator):
     """A vector a node, compared with the mean state of the text."""
 

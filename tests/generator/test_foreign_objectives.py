@@ -27,6 +27,9 @@ OTHERS = """
 from dsi.generator.objectives import Objective
 class Beam(Objective):
     score, training_beam, frozen_encoder = "node", 4, True
+    def loss(self, model, batch, done): ...
+class Lossless(Objective):
+    score = "node"
 class NoScore(Objective): ...
 class Strange(Objective):
     score = "magic"
@@ -38,7 +41,7 @@ def function(): ...
 def package(tmp_path, monkeypatch):
     """Install a package with objectives; returns its folder."""
     site = tmp_path / "site"
-    places = {"beam": "Beam", "blank": "NoScore", "function": "function", "strange": "Strange"}
+    places = {"beam": "Beam", "blank": "NoScore", "empty": "Lossless", "function": "function", "strange": "Strange"}
     points = {"smooth": "smooth:Smooth", **{name: f"other_objectives:{place}" for name, place in places.items()}}
     install(site, monkeypatch, group=OBJECTIVES, gone="no_such_module:Objective", **points)
     (site / "smooth.py").write_text(SMOOTH)
@@ -91,6 +94,7 @@ def test_foreign_objectives_have_names_and_are_checked(package):
         ),
         ("strange", r"The score of objective 'strange' must be one of softmax path, .*, got 'magic'"),
         ("blank", r"The score of objective 'blank' must be one of .*, got None"),
+        ("empty", r"The objective 'empty' must define loss"),
         ("gone", r"The objective 'gone' \(no_such_module:Objective\) cannot be loaded: No module named"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -44,7 +44,7 @@ class Objective(ABC):
         task: the training.
 
     Attributes:
-        score: how search ranks nodes, one of `SCORES`; an index keeps it.
+        score: how search ranks nodes, "softmax path", "sigmoid path" or "node" (see `SCORES`); an index keeps it.
         training_beam: beam width of the training if nodes outside the beam are not trained, so that a search with a wider one
             warns; 0 otherwise. An index keeps it.
         all_relevant: True if all documents with an example's text are relevant for it; False if each example has one document.

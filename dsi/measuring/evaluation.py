@@ -164,9 +164,9 @@ class Evaluation:
         first = self.measures[0]
         own, without = (self.row(name).values[first] for name in (self.index, UNTAUGHT))
         lines = [f"What earlier queries add ({first}, with 95 % intervals):"]
-        for is_taught, name in ((True, "ask for documents that have some"), (False, "ask for others")):
-            if query_ids := [query_id for query_id in own if (query_id in self.taught) is is_taught]:
-                lines.append(f"  {counted(len(query_ids), 'query')} {name}: {_added(own, without, query_ids)}")
+        for is_taught, held in ((True, "some"), (False, "none")):
+            if ids := [query_id for query_id in own if (query_id in self.taught) is is_taught]:
+                lines.append(f"  Documents of {counted(len(ids), 'query')} have {held}: {_added(own, without, ids)}")
         return "\n".join(lines)
 
     def save(self, path: str | Path, **more: Any) -> None:

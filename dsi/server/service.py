@@ -308,8 +308,8 @@ class Service:
                 changed.save(self.settings.run)  # there is nothing to write, but it tells whether others wrote
                 result = change(changed)
                 changed.save(self.settings.run)
-            except ChangedError as error:
-                logger.info("%s; loading it again", error)
+            except ChangedError:
+                logger.info("%s was changed by others; loading it again", self.settings.run)
                 self.retriever = self._load()
                 raise ConflictError(
                     "The index was changed by others since this server loaded it. It has loaded the index again: send the "

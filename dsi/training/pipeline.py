@@ -86,7 +86,7 @@ def train(
 
     Raises:
         FileNotFoundError: no such configuration, or a machine of the cluster does not see `output`.
-        TypeError: collection is not one that `read_collection` returned.
+        TypeError: collection is no `Collection`.
         ValueError: a setting is out of range, the collection lacks something that training needs, the index in `output` was
             updated or has other documents.
         BlockingIOError: another process trains in `output`, or updates it.

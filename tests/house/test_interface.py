@@ -47,10 +47,11 @@ def test_the_page_of_names_has_the_signatures_of_the_code_and_the_words_of_the_g
         extensions.SCHEMES,
         extensions.GENERATORS,
         extensions.OBJECTIVES,
+        extensions.FUSIONS,
         extensions.RERANKERS,
         extensions.COMMANDS,
+        extensions.CLUSTERS,
     ]
-    points.append(extensions.CLUSTERS)
     assert names == {*dsi.__all__, *(point.removeprefix("dsi.") for point in points)}
     words = re.findall(r"^\| (.+?) \| .+ \|$", text.partition("## Glossary")[2], re.MULTILINE)[2:]
     single = [word for row in words for word in row.split(", ")]

@@ -6,6 +6,7 @@ It returns log-probabilities of that shape, at most 0, which are summed along a 
 
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,11 +56,13 @@ def find_fusion(name: str) -> Fusion:
 
 def fuse(name: str, generator: Tensor, encoder: Tensor, alpha: float) -> Tensor:
     """Return what a fusion makes of log-probabilities [batch, beams, fan_out]; ValueError if those are none."""
-    found = torch.as_tensor(find_fusion(name)(generator, encoder, alpha), device=generator.device).float()
-    if found.shape != generator.shape:
+    found: Any = find_fusion(name)(generator, encoder, alpha)
+    if (shape := getattr(found, "shape", None)) != generator.shape:
         raise ValueError(
-            f"The fusion {name!r} must return the shape of its arrays, {list(generator.shape)}, got {list(found.shape)}."
+            f"The fusion {name!r} must return the shape of its arrays, {list(generator.shape)}, got "
+            f"{shown(found) if shape is None else list(shape)}."
         )
+    found = torch.as_tensor(found, device=generator.device).float()
     if not (found <= 1e-6).all():  # which NaN is not
         wrong = found[~(found <= 1e-6)][0].item()
         raise ValueError(f"The fusion {name!r} must return log-probabilities, at most 0, got {wrong:g}.")

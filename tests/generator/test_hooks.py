@@ -107,6 +107,10 @@ def test_what_cannot_be_a_part_is_refused_in_one_line(small, tmp_path):
             "The fusion 'os:abort' must be a function whose parameters are named generator, encoder and alpha",
         ),
         (
+            {"fusion": own_parts.nothing},
+            "nothing' must return the shape of its arrays, [1, 2, 3], got None",
+        ),
+        (
             {"fusion": own_parts.of_another_shape},
             "of_another_shape' must return the shape of its arrays, [1,",
         ),

@@ -91,6 +91,10 @@ def of_another_shape(generator, encoder, alpha):
     return generator.sum(dim=-1)
 
 
+def nothing(generator, encoder, alpha):
+    """Return nothing."""
+
+
 def above_zero(generator, encoder, alpha):
     """What is no log-probability."""
     return -generator - encoder

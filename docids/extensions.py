@@ -106,10 +106,8 @@ def takes(own: Any, *names: str) -> bool:
     """Return whether something can be called with these arguments, in this order; True if nobody can tell."""
     try:
         inspect.signature(own).bind(*names)
-    except TypeError:
-        return False
-    except ValueError:  # a builtin
-        return True
+    except (TypeError, ValueError) as error:  # the latter of a builtin
+        return isinstance(error, ValueError)
     return True
 
 

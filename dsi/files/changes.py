@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -87,9 +88,14 @@ def _fitting(row: Row, schema: pa.Schema, odd: Oddities) -> Row:
     fitting = {}
     for name, value in row.items():
         try:
-            kind = pa.string() if name in COLUMNS else schema.field(name).type
-            own = pa.scalar(value).cast(kind).as_py() if isinstance(value, str) and kind != pa.string() else value
-            fitting[name] = own if name in COLUMNS else fitted({**row, name: own}, name, kind)
-        except (KeyError, ValueError, pa.ArrowException):
+            kind = None if name in COLUMNS else schema.field(name).type
+            fitting[name] = value if kind is None else fitted(row["doc_id"], name, _as_number(value, kind), kind)
+        except (KeyError, ValueError):
             odd.count("values that no column of the index can hold; they are left out", f"{name}: {value}")
     return fitting
+
+
+def _as_number(value: Any, arrow: pa.DataType) -> Any:
+    """Return the number, or truth value, that a text in a column of these writes; any other value as it is."""
+    of_numbers = pa.types.is_integer(arrow) or pa.types.is_floating(arrow) or pa.types.is_boolean(arrow)
+    return pa.scalar(value).cast(arrow).as_py() if of_numbers and isinstance(value, str) else value

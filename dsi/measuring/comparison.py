@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from dsi.docids.data.judgements import by_query
 from dsi.docids.files.checks import counted
 from dsi.docids.types import Qrels, Run
 from dsi.eval.measures import checked_values, evaluate, mean, measures_for
@@ -56,7 +57,7 @@ def compare_runs(
     """
     qrels = checked_values(qrels, "grade", finite=True)
     measures = measures or measures_for(qrels)
-    a, b = checked_values(a), checked_values(b)
+    a, b = by_query(a, "A"), by_query(b, "B")
     first, second = evaluate(a, qrels, measures), evaluate(b, qrels, measures)
     means = {name: (100 * mean(first[name]), 100 * mean(second[name])) for name in measures}
     halves = {name: within(paired_differences(second[name], first[name]).tolist(), 2) for name in measures}

@@ -189,18 +189,20 @@ def _metadata_columns(rows: Sequence[Row], schema: pa.Schema) -> dict[str, pa.Ar
                 f"Document {shown(row['doc_id'])} has metadata {shown(new[0])}, for which the index has no column; "
                 f"it has {', '.join(types) or 'none'}. Leave it out, or train or index again with it."
             )
-    return {name: pa.array([fitted(row, name, arrow) for row in rows], type=arrow) for name, arrow in types.items()}
+    return {
+        name: pa.array([fitted(row["doc_id"], name, row.get(name), arrow) for row in rows], type=arrow)
+        for name, arrow in types.items()
+    }
 
 
-def fitted(row: Row, name: str, arrow: pa.DataType) -> Any:
+def fitted(doc_id: str, name: str, value: Any, arrow: pa.DataType) -> Any:
     """Return a value of metadata as its column has it; only texts take values of other types."""
-    value = row.get(name)
     try:
         found = None if value is None else converted(value, kind_of(arrow))
         pa.array([found], type=arrow)
     except (ValueError, pa.ArrowException):
         raise ValueError(
-            f"Document {shown(row['doc_id'])}: metadata {shown(name)} must be of type {arrow}, got {shown(value)}."
+            f"Document {shown(doc_id)}: metadata {shown(name)} must be of type {arrow}, got {shown(value)}."
         ) from None
     return found
 

@@ -217,6 +217,16 @@ def test_an_updated_table_keeps_numbers_beside_a_cell_that_is_none_and_has_each_
         index.update(moved)
 
 
+def test_a_single_value_in_a_column_of_lists_is_kept(tmp_path, sentence_bert_folder):
+    table = tmp_path / "goods.jsonl"
+    rows = [{"id": f"g{number}", "text": f"Words of number {number}.", "tags": ["new"]} for number in range(12)]
+    table.write_text("\n".join(map(json.dumps, rows)))
+    index = dsi.index(table, tmp_path / "run", encoder=str(sentence_bert_folder), device="cpu")
+    table.write_text("\n".join(map(json.dumps, [{**own, "tags": "old"} for own in rows])))
+    index.update(table)
+    assert index.snapshot.documents.column("tags")[:] == [["old"]] * 12
+
+
 def test_an_index_that_was_updated_is_known_among_files(notes, retriever):
     retriever.save(notes / "run")
     again = dsi.load(notes / "run", device="cpu")

@@ -62,7 +62,7 @@ def evidence(index: Snapshot, question: str, tokens: int, k: int, options: Searc
     scores = DocumentScores.from_request(tree, lexical, encoded.batches[0], request)
     words = Words(lexical, request.config.lexical_weight, encoded.texts[0])
     found = [Found(at, hit.text, hit.score) for at, hit in zip(result.positions[0].tolist(), hits, strict=False)]
-    ranked = sorted(_sentences(index.encoder, scores, words, hits, found, tokens), key=lambda own: (-own.score, own))
+    ranked = sorted(_sentences(index.encoder, scores, words, hits, found, tokens), key=lambda one: (-one.score, one))
     chosen = _chosen(index, hits, ranked, tokens)
     passages, count = _within_budget(index.encoder, hits, chosen, tokens)
     return Evidence(passages, encoded.texts[0], count, hits.coverage, hits.missing)
@@ -74,7 +74,8 @@ def _sentences(
     """Return the sentences of the best pieces of documents; one that several pieces have counts by the best of them."""
     documents = scored_pieces(scores, words, found, _OF_A_DOCUMENT) if found else []
     pieces = sorted(
-        ((own, number) for number, pieces in enumerate(documents) for own in pieces), key=lambda own: -own[0].score
+        ((piece, number) for number, pieces in enumerate(documents) for piece in pieces),
+        key=lambda pair: -pair[0].score,
     )
     cuts, best = dict[int, list[tuple[int, int]]](), dict[tuple[int, int, int], _Sentence]()
     for piece, number in pieces[: max(_PIECES, tokens // _PER_PIECE)]:
@@ -84,8 +85,8 @@ def _sentences(
         ends = np.array([*_within(cuts[number], piece)], dtype=np.int64).reshape(-1, 2)
         added = words.weight * words.shares(text, ends) + _by_tokens(encoder, scores, piece, hit.title, text, ends)
         for (first, last), more in zip(ends.tolist(), (piece.score + _SENTENCES * added).tolist(), strict=True):
-            own = _Sentence(number, first, last, more, piece.place)
-            best[own[:3]] = max(own, best.get(own[:3], own), key=lambda own: own.score)
+            sentence = _Sentence(number, first, last, more, piece.place)
+            best[sentence[:3]] = max(sentence, best.get(sentence[:3], sentence), key=lambda one: one.score)
     return [*best.values()]
 
 
@@ -110,35 +111,35 @@ def _by_tokens(
     spans = encoder.spans(whole.strip(), "document") if len(products) else []
     if len(spans) != len(products):  # a title or text that is cut, or a text of another moment, has other tokens
         return added
-    starts = np.array([-1 if own.is_special or own.start == own.end else own.start + before for own in spans])
+    starts = np.array([-1 if span.is_special or span.start == span.end else span.start + before for span in spans])
     sentence = np.searchsorted(ends[:, 0], starts, side="right") - 1
     for number in range(len(ends)):
-        own = products[(sentence == number) & (starts >= piece.start)]
-        added[number] = own.max(axis=0).mean() if len(own) else 0
+        of_sentence = products[(sentence == number) & (starts >= piece.start)]
+        added[number] = of_sentence.max(axis=0).mean() if len(of_sentence) else 0
     return added
 
 
 def _chosen(index: Snapshot, hits: Hits, ranked: Sequence[_Sentence], tokens: int) -> list[_Sentence]:
     """Return the first sentences that fit into a budget and do not repeat others; ValueError if none fits."""
-    texts = [(hits[own.document].text or "")[own.start : own.end].strip() for own in ranked]
+    texts = [(hits[sentence.document].text or "")[sentence.start : sentence.end].strip() for sentence in ranked]
     counts = _counts(index.encoder, texts)
     if counts and min(counts) > tokens:
         raise ValueError(f"tokens is {tokens}, and the shortest sentence found has {min(counts)}. Ask for more tokens.")
     copies, chosen, known, numbers, left = _copies(index, ranked), list[int](), set[str](), set[str](), tokens
     for at, (text, count) in enumerate(zip(texts, counts, strict=True)):
-        runs, own = _runs(text), {*re.findall(r"\d+", text)}
-        repeats = len(runs - known) <= (1 - _KNOWN) * len(runs) or (own <= numbers and copies[at, chosen].any())
+        runs, digits = _runs(text), {*re.findall(r"\d+", text)}
+        repeats = len(runs - known) <= (1 - _KNOWN) * len(runs) or (digits <= numbers and copies[at, chosen].any())
         if count <= left and not repeats:
             chosen.append(at)
             known |= runs
-            numbers |= own
+            numbers |= digits
             left -= count
     return [ranked[at] for at in chosen]
 
 
 def _copies(index: Snapshot, ranked: Sequence[_Sentence]) -> Bools:
     """[sentences, sentences] True where two are of different pieces whose vectors are nearly the same."""
-    places = np.array([own.place for own in ranked], dtype=np.int64)
+    places = np.array([sentence.place for sentence in ranked], dtype=np.int64)
     vectors = index.tree.embeddings[places] - index.tree.centroids[[0]]
     vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     return np.asarray((vectors @ vectors.T > _SAME) & (places[:, None] != places))
@@ -148,7 +149,7 @@ def _within_budget(encoder: TextEncoder, hits: Hits, chosen: list[_Sentence], to
     """Return the passages of sentences, and their tokens; the last are left out while joined ones have too many."""
     while True:
         passages = _passages(hits, chosen)
-        if (count := sum(_counts(encoder, [own.text or "" for own in passages]))) <= tokens:
+        if (count := sum(_counts(encoder, [passage.text or "" for passage in passages]))) <= tokens:
             return passages, count
         chosen = chosen[:-1]
 
@@ -167,9 +168,9 @@ def _runs(text: str) -> set[str]:
 def _passages(hits: Hits, chosen: Sequence[_Sentence]) -> list[Passage]:
     """Return sentences as passages, the best first: those that stand together, or share a part, are one."""
     joined = list[_Sentence]()
-    for own in sorted(chosen):
-        if joined and joined[-1].document == own.document and own.start <= joined[-1].end:
+    for sentence in sorted(chosen):
+        if joined and joined[-1].document == sentence.document and sentence.start <= joined[-1].end:
             last = joined.pop()
-            own = last._replace(end=max(own.end, last.end), score=max(own.score, last.score))
-        joined.append(own)
-    return [hits[own.document].part(*own[1:4]) for own in sorted(joined, key=lambda own: -own.score)]
+            sentence = last._replace(end=max(sentence.end, last.end), score=max(sentence.score, last.score))
+        joined.append(sentence)
+    return [hits[sentence.document].part(*sentence[1:4]) for sentence in sorted(joined, key=lambda one: -one.score)]

@@ -65,9 +65,9 @@ class Retriever:
 
     def __copy__(self) -> "Retriever":
         """Return the index at this moment as a retriever of its own: later updates of this one do not reach it."""
-        own = Retriever(self.snapshot, self._held)
-        own._saved, own._mapped = {**self._saved}, self._mapped
-        return own
+        copied = Retriever(self.snapshot, self._held)
+        copied._saved, copied._mapped = {**self._saved}, self._mapped
+        return copied
 
     @property
     def snapshot(self) -> Snapshot:
@@ -275,8 +275,8 @@ class Retriever:
             if sources:
                 from dsi.files.changes import changed_files  # a room that can be torn off
 
-                found, own, going = changed_files(DocumentTable(content.documents), sources)
-                content = updating.with_documents(content, encoder, own, removed=going)
+                found, records, going = changed_files(DocumentTable(content.documents), sources)
+                content = updating.with_documents(content, encoder, records, removed=going)
                 files.append(found)
             middle.append(content)
             rows.extend(updating.rows_to_remove(DocumentTable(content.documents), names) if names else [])
@@ -402,7 +402,7 @@ class Retriever:
         is_last = self._held is not None and (self._held.folder, known) == (folder, state)
         last = self._held.snapshot if self._held and is_last else None
         is_configured = index.search_config != config
-        states = [own for own, _ in self._saved.values()]
+        states = [state for state, _ in self._saved.values()]
         writing.check_known(folder, states, (config, index.search_config) if is_configured else ())
         content = last.content if last else None
         if updating.changed_parts(index.content, content):

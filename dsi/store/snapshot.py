@@ -152,8 +152,8 @@ class Snapshot:
         encoded.check_usable()
         if not isinstance(doc_ids, Sequence) or isinstance(doc_ids, str):
             raise TypeError(f"doc_ids must be a list of documents for each query, got {doc_ids!r}.")
-        rows = [self.documents.rows_of(own, "doc_ids") for own in doc_ids]
-        counts = [len(own) for own in rows]
+        rows = [self.documents.rows_of(names, "doc_ids") for names in doc_ids]
+        counts = [len(found) for found in rows]
         if len(rows) != encoded.count or len({*counts}) != 1 or not counts[0]:
             raise ValueError(
                 f"doc_ids must be a list of documents for each of the {encoded.count} queries, equally long and not empty, got "
@@ -187,12 +187,12 @@ class Snapshot:
             has_pieces = found and search and (tree.spans is not None or search.request.passages > 1)
             shown = search.passages(found) if search and has_pieces else [(span, ()) for span in tree.spans_at(at)]
             columns = scores[row], doc_ids[row], titles[row], docids[flat], texts[row], metadata[flat]
-            own = [
+            shown_hits = [
                 Hit(rank, *values, *pieces).found_by(search)
                 for rank, *values, pieces in zip(range(1, count + 1), *columns, shown, strict=False)
             ]
             query, lack = search.encoded.texts[0] if search else "", (float(result.coverage[row]), result.missing[row])
-            hits.append(Hits(own, exact, query, search, *lack))
+            hits.append(Hits(shown_hits, exact, query, search, *lack))
         return hits
 
     def as_run(self, query_ids: Sequence[str], result: SearchResult) -> dict[str, dict[str, float]]:
@@ -209,4 +209,4 @@ class Snapshot:
         rows = np.array(self.documents.rows_of(doc_ids, "get"), dtype=np.int64)
         columns = (self.documents.values_of(name, rows[None])[0] for name in COLUMNS)
         digits = map(self.tree.digits, self.tree.positions[rows].tolist())
-        return [Document(*own) for own in zip(*columns, self.documents.metadata_at(rows), digits, strict=True)]
+        return [Document(*values) for values in zip(*columns, self.documents.metadata_at(rows), digits, strict=True)]

@@ -95,7 +95,7 @@ def with_documents(
         content = content._replace(documents=_with_metadata(table, same))
     new = [record for record in records if rows.get(record["doc_id"]) not in same]
     gone = sorted({*rows.values(), *removed} - same.keys())
-    again = {rows[own["doc_id"]]: number for number, own in enumerate(new) if own["doc_id"] in rows}
+    again = {rows[record["doc_id"]]: number for number, record in enumerate(new) if record["doc_id"] in rows}
     return _with_new(content, encoder, new, gone, again) if new else _without_documents(content, gone)
 
 
@@ -111,17 +111,17 @@ def _with_new(
     table = _with(_without(old, gone), pa.table(columns, schema=old.schema))
     # 2) the pieces of the new documents, encoded
     cuts = encoder.cut(titles, texts, content.tree.pieces)
-    warn_cut(sum(not own.is_whole for own in cuts), len(cuts), content.tree.pieces, encoder)
+    warn_cut(sum(not cut.is_whole for cut in cuts), len(cuts), content.tree.pieces, encoder)
     pieces = [
-        piece_text(title, text, span, own.title_end)
-        for title, text, own in zip(titles, texts, cuts, strict=True)
-        for span in own.spans
+        piece_text(title, text, span, cut.title_end)
+        for title, text, cut in zip(titles, texts, cuts, strict=True)
+        for span in cut.spans
     ]
     full_texts = [f"{title} {text}" for title, text in zip(titles, texts, strict=True)]
     warn_unread(full_texts, encoder)
     embeddings, tokens = encoded_pieces(content.tree, encoder, pieces)
-    places = np.repeat(np.arange(len(cuts)), [len(own.spans) for own in cuts])
-    spans = np.array([span for own in cuts for span in own.spans], dtype=np.int32)
+    places = np.repeat(np.arange(len(cuts)), [len(cut.spans) for cut in cuts])
+    spans = np.array([span for cut in cuts for span in cut.spans], dtype=np.int32)
     own_spans = spans if content.tree.spans is not None or len(pieces) > len(records) else None
     # 3) the other parts
     tree = remove_documents(content.tree, np.array(gone)) if gone else content.tree
@@ -133,20 +133,26 @@ def _with_new(
 
 def _known_rows(table: pa.Table, records: Sequence[Row]) -> dict[str, int]:
     """Return {doc_id: row} of documents that are in the table: under their ids, or as the same place of the same file."""
-    rows = DocumentTable(table).find(own["doc_id"] for own in records)
-    names = {(str(own[FILE]), str(own.get(PLACE))): own["doc_id"] for own in records if FILE in own}
+    rows = DocumentTable(table).find(record["doc_id"] for record in records)
+    names = {(str(record[FILE]), str(record.get(PLACE))): record["doc_id"] for record in records if FILE in record}
     if not names or FILE not in table.column_names:
         return rows
     held = enumerate(zip(Column(table[FILE]), Column(table[PLACE]), strict=True))
-    return {names[own]: row for row, own in held if own in names and not own[1].startswith("row=")} | rows
+    return {names[place]: row for row, place in held if place in names and not place[1].startswith("row=")} | rows
 
 
 def _with_same_texts(table: pa.Table, records: Sequence[Row], rows: Mapping[str, int]) -> dict[int, Row]:
     """Return {row: record} of the records that have the title and the text of their row; none if the table has no texts."""
-    known = {rows[own["doc_id"]]: own for own in records if own["doc_id"] in rows and "text" in table.column_names}
+    known = {
+        rows[record["doc_id"]]: record
+        for record in records
+        if record["doc_id"] in rows and "text" in table.column_names
+    }
     held = zip(*(Column(table[name]).take(np.array([*known])) for name in COLUMNS[1:] if known), strict=True)
     return {
-        row: own for (row, own), texts in zip(known.items(), held, strict=True) if texts == (own["title"], own["text"])
+        row: record
+        for (row, record), texts in zip(known.items(), held, strict=True)
+        if texts == (record["title"], record["text"])
     }
 
 
@@ -306,7 +312,7 @@ def _with(table: pa.Table, new: pa.Table) -> pa.Table:
 
 def with_texts(content: Content, documents: Any) -> Content:
     """Return the content with the texts of its documents, from a table with doc_id and text that may hold more documents."""
-    given, own = DocumentTable(documents), DocumentTable(content.documents)
-    texts = given.texts_of(own.column("doc_id")[:])
-    table = own.table.drop_columns(["text"]) if own.has_texts else own.table
+    given, held = DocumentTable(documents), DocumentTable(content.documents)
+    texts = given.texts_of(held.column("doc_id")[:])
+    table = held.table.drop_columns(["text"]) if held.has_texts else held.table
     return content._replace(documents=table.append_column("text", pa.array(texts, type=pa.string())))

@@ -19,13 +19,13 @@ def search_words(index: Snapshot, queries: Any, k: int, options: SearchOptions) 
         raise TypeError("syntax reads texts. Search for texts, or leave it out.")
     query_ids, texts = ids_and_texts([queries] if isinstance(queries, str) else queries)
     asked = [read_query(text) for text in texts]
-    encoded = encode_texts(index.encoder, query_ids, [own.text for own in asked])
+    encoded = encode_texts(index.encoder, query_ids, [query.text for query in asked])
     if isinstance(queries, str):
         encoded.check_usable()
     tree, found = index.tree, Answers()
     requests = request_of_each(index.request("search", k, options), encoded.count, tree.num_rows)
-    for own, one, request in zip(asked, encoded.each(), requests, strict=True):
-        narrowed, note = having_words(request, tree, index.documents, own)
+    for words, one, request in zip(asked, encoded.each(), requests, strict=True):
+        narrowed, note = having_words(request, tree, index.documents, words)
         found += index.hits(one, narrowed)
         found[-1].note = note
     return found[0] if isinstance(queries, str) else found

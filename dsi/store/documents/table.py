@@ -128,7 +128,7 @@ class DocumentTable:
             raise TypeError(f"among must be {{query_id: doc_ids}}, got {shown(among)}.")
         named = [list(dict.fromkeys(among.get(query_id, ()))) for query_id in query_ids]
         if not any(named):
-            there, here = (shown(next(iter(own), None)) for own in (among, query_ids))
+            there, here = (shown(next(iter(side), None)) for side in (among, query_ids))
             raise ValueError(
                 f"among has candidates for none of the queries: the first query_id is {there} there, and {here} in the queries."
             )
@@ -140,7 +140,7 @@ class DocumentTable:
             if doc_id not in rows:
                 odd.count("documents that are not in the index; they are left out", doc_id)
         odd.warn()
-        return [[rows[doc_id] for doc_id in own if doc_id in rows] for own in named]
+        return [[rows[doc_id] for doc_id in named_ids if doc_id in rows] for named_ids in named]
 
     def allowed(
         self, allow: Collection[str] | None = None, deny: Collection[str] | None = None, where: Where | None = None
@@ -169,7 +169,7 @@ class DocumentTable:
         ):
             return None
         mask = np.asarray(value)
-        if mask.dtype == object and len(mask) and all(isinstance(own, bool | np.bool_) for own in mask):
+        if mask.dtype == object and len(mask) and all(isinstance(value, bool | np.bool_) for value in mask):
             mask = mask.astype(bool)
         if mask.dtype != bool:
             return None

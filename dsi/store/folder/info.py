@@ -73,7 +73,7 @@ def as_lines(info: dict[str, Any]) -> str:
 def _shown(value: Any) -> str:
     """Return a fact as a text, a fraction with three significant digits."""
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_shown(own)}" for name, own in value.items())
+        return ", ".join(f"{name} {_shown(part)}" for name, part in value.items())
     if isinstance(value, list):
         return ", ".join(value)
     if isinstance(value, float) and abs(value) < 1000:

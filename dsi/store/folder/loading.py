@@ -72,21 +72,21 @@ def load_encoder(folder: Path, config: EncoderConfig, device: str | None, dtype:
     Its graph computes it on the CPU in float32 where there is one, and torch otherwise.
     """
     trained_together = folder / "generator" / "encoder"
-    own = trained_together if trained_together.exists() else folder / "encoder"
+    place = trained_together if trained_together.exists() else folder / "encoder"
     if find_spec("dsi.graph") and dtype == "float32" and (device == "cpu" or (device is None and not has_gpu())):
         from dsi.graph.encoder import GraphEncoder, has_graph
 
-        if has_graph(own):
-            return GraphEncoder.load(own, config)
+        if has_graph(place):
+            return GraphEncoder.load(place, config)
     try:
         from dsi.contrastive.encoder import Encoder
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"The encoder in {own} needs {error.name}, as it has no graph, or is asked for on a GPU or in another type; run "
+            f"The encoder in {place} needs {error.name}, as it has no graph, or is asked for on a GPU or in another type; run "
             "pip install dr-scl.",
             name=error.name,
         ) from None
-    return Encoder.load(config, own, device)
+    return Encoder.load(config, place, device)
 
 
 def load_content(folder: Path, manifest: dict[str, Any]) -> Content:

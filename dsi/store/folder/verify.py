@@ -42,14 +42,14 @@ def verify(folder: Path, *, again: bool = False, seconds: float = SECONDS) -> di
 
     `again`: judge it whole, though it was written here or has passed; `seconds`: of its trial, besides what its size adds.
     """
-    manifest, own = read_manifest(folder, None if again else known_sums()), sha256(folder / "manifest.json")
-    if again or not is_known(own):
-        with _one_trial(own):
-            if again or not is_known(own):  # others may have waited for the same trial
+    manifest, state = read_manifest(folder, None if again else known_sums()), sha256(folder / "manifest.json")
+    if again or not is_known(state):
+        with _one_trial(state):
+            if again or not is_known(state):  # others may have waited for the same trial
                 check_data(folder, list(manifest["files"]))
                 size = sum((folder / name).stat().st_size for name in manifest["files"])
                 _try(folder, seconds + size / _BYTES_A_SECOND)
-                remember(own)
+                remember(state)
     return manifest
 
 
@@ -59,14 +59,14 @@ def check_data(folder: Path, names: list[str]) -> None:
     # A folder of the Hub's cache has links to the blobs beside it.
     allowed = [whole, whole.parents[1] / "blobs"] if whole.parent.name == "snapshots" else [whole]
     for path in map(folder.joinpath, names):
-        if not any(path.resolve().is_relative_to(own) for own in allowed):
+        if not any(path.resolve().is_relative_to(root) for root in allowed):
             raise ValueError(f"{path} is a link out of the index; put the file in its place.")
     check_settings(map(folder.joinpath, names))
 
 
-def _one_trial(own: str) -> "BaseFileLock | nullcontext[None]":
+def _one_trial(state: str) -> "BaseFileLock | nullcontext[None]":
     """Return a lock for the trial of the index whose manifest has this sum, or none where no lock can be kept."""
-    path = cache().with_name(f"{own}.lock")
+    path = cache().with_name(f"{state}.lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
@@ -110,14 +110,14 @@ def cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "dr-scl" / "verified"
 
 
-def is_known(own: str) -> bool:
+def is_known(state: str) -> bool:
     """True if the index whose manifest has this sum was written here, or has passed a trial."""
-    return own in _lines("verified")
+    return state in _lines("verified")
 
 
-def remember(own: str) -> None:
+def remember(state: str) -> None:
     """Remember that the index whose manifest has this sum may be loaded; where nothing can be kept, it is tried again."""
-    _add("verified", own)
+    _add("verified", state)
 
 
 def known_sums() -> Callable[[Path], str]:

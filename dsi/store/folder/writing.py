@@ -230,7 +230,7 @@ def write_update(folder: Path, index: Snapshot, held: Content | None, *, config:
     old = {manifest["parts"].get(name, name) for name in changed}
     files = {name: digest for name, digest in manifest["files"].items() if name.split("/")[0] not in old}
     blocks = _block_sums(part(folder, manifest, "memory"), manifest)
-    files |= {name: own for part_name in new.values() for name, own in _hashes(folder, [part_name], blocks).items()}
+    files |= {name: sha for part_name in new.values() for name, sha in _hashes(folder, [part_name], blocks).items()}
     parts = {name: manifest["parts"].get(name, name) for name in CHANGING} | new
     fingerprints = {**manifest["fingerprints"], "docids": tree.fingerprint}
     entries = {"generation": generation, "parts": parts, "fingerprints": fingerprints, "files": files}
@@ -241,14 +241,14 @@ def write_update(folder: Path, index: Snapshot, held: Content | None, *, config:
 def _of_removed(folder: Path, manifest: dict[str, Any], tree: DocidTree) -> tuple[str, ...]:
     """Return what of the index on disk may hold documents that an update to `tree` removes."""
     before = load_tree(part(folder, manifest, "docids"))  # of both, the places that have a document of the training
-    now, then = (np.count_nonzero(own.trained[own.num_inner :] & (own.doc_rows >= 0)) for own in (tree, before))
+    now, then = (np.count_nonzero(side.trained[side.num_inner :] & (side.doc_rows >= 0)) for side in (tree, before))
     return () if now == then else _OF_DOCUMENTS
 
 
 def _block_sums(memory: Path, manifest: dict[str, Any]) -> dict[str, str]:
     """Return {name of a file: sha256} of the blocks of a memory, which are linked where they stay as they are."""
-    files = ((Path(name), own) for name, own in manifest["files"].items())
-    return {path.name: own for path, own in files if path.parent.name == memory.name and path.suffix == ".safetensors"}
+    files = ((Path(name), sha) for name, sha in manifest["files"].items())
+    return {path.name: sha for path, sha in files if path.parent.name == memory.name and path.suffix == ".safetensors"}
 
 
 def _remove_generations(folder: Path, keep: Collection[str]) -> None:
@@ -259,4 +259,4 @@ def _remove_generations(folder: Path, keep: Collection[str]) -> None:
 
 
 def _hashes(folder: Path, parts: Sequence[str], known: Mapping[str, str] | None = None) -> dict[str, str]:
-    return {f"{name}/{file}": own for name in parts for file, own in folder_sums(folder / name, known).items()}
+    return {f"{name}/{file}": sha for name in parts for file, sha in folder_sums(folder / name, known).items()}

@@ -21,7 +21,7 @@ from dsi.files.readers import parts_of
 from dsi.files.texts import Part, UnreadableError, what_it_is
 
 _SECONDS, _SECONDS_A_MEGABYTE = 5, 2
-"""Of the processor that files asked for at once may take, and more a megabyte; those behind a slower one are asked for again."""
+"""Of the processor that the files of one call may take, and more a megabyte; those behind a slow one are asked for again."""
 _MEMORY = 3 * 2**28
 """Bytes of the child, at most."""
 _CHARACTERS = 2**26

@@ -63,7 +63,7 @@ def answer_of(hits: Hits, *, matches: bool) -> Json:
             text, parts = hit.text or "", fields.get("passages", ())
             for place, span in [(fields, hit.best_span), *((part, (part["start"], part["end"])) for part in parts)]:
                 place["excerpt"] = list(ends := excerpt(text, words, _EXCERPT, span))
-                if "location" in place:
+                if "location" in place and ends[0] > span[0]:  # else it is the passage's
                     place["location"]["address"] = str(locate(hit.metadata, hit.text, ends))
             fields.update(label=hit.label, matches=shown_matches(words))
     return {**shown, **hits.uncovered.as_dict(), **_lack(hits.coverage, hits.missing)}

@@ -225,8 +225,8 @@ def merge(parts: Sequence[Pool], tree: DocidTree, count: int = 0, *, walked: boo
                 top, highest_left_out = highest_and_rest(values[number, members], count)
                 sources[np.delete(members, top)] &= ~np.uint8(bit)
                 cuts[number] = max(cuts[number], highest_left_out)
-        found = sources > 0
-        positions, values, sources = positions[found], values[:, found], sources[found]
+        is_kept = sources > 0
+        positions, values, sources = positions[is_kept], values[:, is_kept], sources[is_kept]
     read, compared = sum(part.read for part in parts), sum(part.compared for part in parts)
     return Pool(positions, values, sources, tuple(cuts), read, compared)
 

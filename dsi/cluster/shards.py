@@ -84,7 +84,7 @@ class Share:
         return bool(self.positions[-1] - self.positions[0] + 1 == len(self.positions))
 
     def recalled(self, recalled: Recalled, queries: Sequence[int]) -> Recalled:
-        """Return what earlier queries say of the documents of this share, by their own rows, for some queries."""
+        """Return what earlier queries say of the documents of this share, by their rows in it, for some queries."""
         remembered = []
         for query in queries:
             rows, scores = recalled.remembered[query]
@@ -139,7 +139,7 @@ class Share:
 
 
 class Question(NamedTuple):
-    """A batch of queries for one shard; everything but nodes is by the shard's own numbers."""
+    """A batch of queries for one shard; everything but nodes is by the numbers that the shard gives its documents."""
 
     queries: Floats  # [batch, dim] vectors that score documents
     terms: list[Terms] | None  # [batch] of the lexical part; None if it takes no part

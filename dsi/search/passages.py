@@ -95,7 +95,7 @@ def shown_pieces(
 
 def scored_pieces(scores: DocumentScores, words: Words, found: Sequence[Found], count: int) -> list[list[ScoredPiece]]:
     """Return the best pieces, `count` at most, of each document that the one query of `scores` found, best first."""
-    tree, kept = scores.tree, list[tuple[Ints, Ints, Floats]]()
+    tree, candidates = scores.tree, list[tuple[Ints, Ints, Floats]]()
     places, counts = tree.places_of(tree.doc_rows[[hit.position for hit in found]])
     edges = np.cumsum(counts)[:-1]
     with one_thread():
@@ -105,11 +105,11 @@ def scored_pieces(scores: DocumentScores, words: Words, found: Sequence[Found], 
             spans = whole if tree.spans is None or len(at) == 1 else tree.spans[at]
             values = values + words.scores(values, text, spans)
             near = best(values, count)
-            kept.append((at[near], spans[near], values[near]))
-        late = scores.late_interaction(0, np.concatenate([at for at, _, _ in kept]))
+            candidates.append((at[near], spans[near], values[near]))
+        late = scores.late_interaction(0, np.concatenate([at for at, _, _ in candidates]))
     ranked = list[list[ScoredPiece]]()
     for (at, spans, values), more in zip(
-        kept, np.split(late, np.cumsum([len(at) for at, _, _ in kept])[:-1]), strict=True
+        candidates, np.split(late, np.cumsum([len(at) for at, _, _ in candidates])[:-1]), strict=True
     ):
         pieces = map(ScoredPiece, (values + more).tolist(), *spans.T.tolist(), at.tolist())
         ranked.append(sorted(pieces, key=lambda piece: -piece.score))

@@ -182,10 +182,10 @@ class PoolSources(Sources):
         _, first, inverse = np.unique(rows, return_index=True, return_inverse=True)
         sources = np.bincount(inverse, bits).astype(np.uint8)  # no source has a document twice
         order = np.argsort(positions[first])
-        kept = first[order]
-        parts = np.stack([dense[kept], *self._others(query, rows[kept], lexical[kept])])
-        read = walked.read + len(kept) - len(walk_rows)
-        return Pool(positions[kept], parts, sources[order], (walked.cut, word_cut, extra_cut, 0.0), read)
+        chosen = first[order]
+        parts = np.stack([dense[chosen], *self._others(query, rows[chosen], lexical[chosen])])
+        read = walked.read + len(chosen) - len(walk_rows)
+        return Pool(positions[chosen], parts, sources[order], (walked.cut, word_cut, extra_cut, 0.0), read)
 
     def _others(self, query: int, rows: Ints, lexical: Floats) -> tuple[Floats, Floats, Floats]:
         """Return the parts of the scores beside the dense one, each [n], of documents [n] for one query."""
@@ -198,10 +198,8 @@ class PoolSources(Sources):
         """
         if self._allowed is not None:
             below = [places[self._allowed[places]] for places in below]
-        found = (
-            self._best_places(queries, below) if self.tree.most_places == 1 else self._best_documents(queries, below)
-        )
-        return [self._bound(*pair) if len(pair[1]) else _NOTHING for pair in zip(found, nodes, strict=True)]
+        best = self._best_places(queries, below) if self.tree.most_places == 1 else self._best_documents(queries, below)
+        return [self._bound(*pair) if len(pair[1]) else _NOTHING for pair in zip(best, nodes, strict=True)]
 
     def _best_places(self, queries: Sequence[int], below: Sequence[Ints]) -> "Iterator[_Walked]":
         """Yield the best of docid positions [m] of each query, where each document has one."""
@@ -221,8 +219,8 @@ class PoolSources(Sources):
             positions, dense = self.scores.dense(query, np.unique(self.tree.doc_rows[places]))
             order = np.argsort(positions)
             positions, dense = positions[order], dense[order]
-            kept, cut = highest_and_rest(dense, self.count)
-            yield _Walked(positions[kept], dense[kept], cut, len(places))
+            top, cut = highest_and_rest(dense, self.count)
+            yield _Walked(positions[top], dense[top], cut, len(places))
 
     def _bound(self, walked: "_Walked", nodes: Ints) -> "_Walked":
         """Return the documents with the bound of the others and what was read, where those below nodes have codes."""

@@ -141,8 +141,8 @@ class DocumentScores:
         """Return for each token of a query the token that it finds at a docid position, and its share of `late_interaction`."""
         assert self.tokens is not None
         assert self.tree.tokens is not None
-        found, products = self.tree.tokens.best_tokens(self.tokens[query], position)
-        return found, self.token_weight * products / np.float32(max(1, len(found)))
+        tokens, products = self.tree.tokens.best_tokens(self.tokens[query], position)
+        return tokens, self.token_weight * products / np.float32(max(1, len(tokens)))
 
     def token_products(self, query: int, position: int) -> Floats:
         """[tokens there, tokens of the query] weighted products at a docid position; `late_interaction` averages the best."""

@@ -233,7 +233,7 @@ def _passages(service: "Service", answer: "Json", tokens: int) -> "Json":
 
 
 def _places(hit: "Json") -> "list[Json]":
-    """Return the places of a hit's passages: `start`, `end`, and their own `score` and `location` if there are several."""
+    """Return the places of a hit's passages: `start`, `end`, and if there are several `score` and `location`."""
     start, end = hit.get("passage_span") or (0, len(hit.get("text", "")))
     shown = ("start", "end", "score", "location")
     several = [{name: passage[name] for name in shown if name in passage} for passage in hit.get("passages", ())]

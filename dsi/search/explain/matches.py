@@ -47,13 +47,13 @@ def matched_words(
     (batch,) = query.batches
     text, config = batch.texts[0], request.config
     words = _words(engine, text, config.lexical_weight, documents)
-    found = engine.token_shares(batch, request, [document.position for document in documents])
-    if found is None:
+    token_shares = engine.token_shares(batch, request, [document.position for document in documents])
+    if token_shares is None:
         return [_by_name(matches) for matches in words]
     tokens = QueryTokens.from_query(encoder, text, config.token_weight)
     return [
         _joined(_by_tokens(engine, encoder, tokens, document, *pair), by_words)
-        for document, pair, by_words in zip(documents, found, words, strict=True)
+        for document, pair, by_words in zip(documents, token_shares, words, strict=True)
     ]
 
 
@@ -73,15 +73,15 @@ def _words(engine: Engine, query: str, weight: float, documents: Sequence[Stored
     (terms,), known = lexical.share_terms([query]), lexical.known_terms(query)
     added = weight * lexical.scorer.contributions(terms, rows)  # [terms, documents]
     asked = occurrences(query, lexical.language, set(known))
-    found = list[list[_Found]]()
+    matches = list[list[_Found]]()
     for document, column in zip(documents, added.T.tolist(), strict=True):
         shares, places = dict(zip(known, column, strict=True)), _term_places(document, lexical.language, set(known))
-        found.append([])
+        matches.append([])
         for start, end, stems in asked:
             spans, word = dict.fromkeys(chain.from_iterable(places.get(term, ()) for term in stems)), query[start:end]
             if share := sum(shares[term] for term in stems):
-                found[-1].append(_Found(start, end, Match(word, share, tuple(sorted(spans)), not is_weak(word))))
-    return found
+                matches[-1].append(_Found(start, end, Match(word, share, tuple(sorted(spans)), not is_weak(word))))
+    return matches
 
 
 def _term_places(document: StoredText, language: str, terms: Set[str]) -> dict[str, list[Span]]:
@@ -124,9 +124,9 @@ def _same_words(word: str, document: StoredText) -> Iterator[Span]:
     """Yield the places of a word in a document, in any case."""
     words = re.compile(re.escape(word)) if _JOINED.fullmatch(word) else _WORD
     for field, text in (("title", document.title), ("text", document.text)):
-        for found in words.finditer(text):
-            if found.group().lower() == word:
-                yield Span(field, found.start(), found.end(), found.group())
+        for match in words.finditer(text):
+            if match.group().lower() == word:
+                yield Span(field, match.start(), match.end(), match.group())
 
 
 class QueryTokens(NamedTuple):
@@ -204,7 +204,7 @@ def _piece_at(engine: Engine, encoder: TextEncoder, document: StoredText) -> tup
 
 
 def _whole_word(text: str, start: int, end: int) -> tuple[int, int]:
-    """Return the ends of the word of a token, in scripts without spaces the token's own; (start, start) if it is none."""
+    """Return the ends of the word of a token, in scripts without spaces those of the token; (start, start) if it is none."""
     piece = text[start:end]
     first, last = start + len(piece) - len(piece.lstrip()), start + len(piece.rstrip())
     if not piece.strip():

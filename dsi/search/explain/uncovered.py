@@ -58,11 +58,11 @@ def _unseen(
     spans: list[tuple[int, int]],
 ) -> list[tuple[int, int]]:  # fmt: skip
     """Return those of some words of a query that late interaction finds in no document: by the mean product of their tokens."""
-    found = engine.token_shares(query.batches[0], request, positions) if spans else None
-    if found is None:
+    token_shares = engine.token_shares(query.batches[0], request, positions) if spans else None
+    if token_shares is None:
         return spans
     tokens = QueryTokens.from_query(encoder, query.texts[0], request.config.token_weight)
-    best = [max(shares) for shares in zip(*(shares.tolist() for _, shares in found), strict=True)]
+    best = [max(shares) for shares in zip(*(shares.tolist() for _, shares in token_shares), strict=True)]
     places = [(start - tokens.start, end - tokens.start) for start, end in tokens.words]
     unseen = []
     for start, end in spans:

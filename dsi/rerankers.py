@@ -54,7 +54,7 @@ def rerank(hits: Hits | list[Hits], model: Any) -> Hits | list[Hits]:
         >>> short_titles_first = rerank(hits, lambda hits: [-len(hit.title) for hit in hits])
     """
     if isinstance(hits, list) and not isinstance(hits, Hits):
-        return [rerank(own, model) for own in hits]
+        return [rerank(answer, model) for answer in hits]
     if not isinstance(hits, Hits):
         raise TypeError(f"rerank() takes the hits that retriever.search() returns, got {shown(hits)}.")
     scores = _checked(_cross_encoded(hits, model) if hasattr(model, "rank") else model(hits), hits)
@@ -75,8 +75,8 @@ def _cross_encoded(hits: Hits, model: Any) -> Reals:
             "`dsi update INDEX --texts COLLECTION`, or retriever.update(texts=collection.documents)."
         )
     scores, texts = np.zeros(len(hits)), [f"{hit.title} {hit.text}".strip() for hit in hits]
-    for found in model.rank(hits.query, texts, activation_fn=Identity(), show_progress_bar=False) if texts else ():
-        scores[found["corpus_id"]] = found["score"]
+    for entry in model.rank(hits.query, texts, activation_fn=Identity(), show_progress_bar=False) if texts else ():
+        scores[entry["corpus_id"]] = entry["score"]
     return scores
 
 
@@ -128,12 +128,12 @@ def kind_of(folder: Path) -> Any:
         raise ValueError(f"{folder} must be a folder, and is a link or lies below one; {RESTORE}.")
     record = read_json(folder / FILE)
     kind, package = str(record.get("kind")), str(record.get("package", ""))
-    found = extensions.load_extension(extensions.RERANKERS, kind)
-    if found is None:
+    extension = extensions.load_extension(extensions.RERANKERS, kind)
+    if extension is None:
         known = ", ".join(extensions.extension_names(extensions.RERANKERS)) or "none"
         remedy = f"install {shown(package)}, which adds it" if package else f"the installed kinds are {known}"
         raise ValueError(f"{folder / FILE}: no reranker is of the kind {shown(kind)}; {remedy}.")
-    return found
+    return extension
 
 
 def _load_cross_encoder(name: str, device: str | None) -> Any:

@@ -171,6 +171,6 @@ def serve_shards(
     except BaseException:
         fleet.close()
         raise
-    cluster._fleets = [*(own for own in cluster._fleets if not own.is_closed), fleet]
+    cluster._fleets = [*(earlier for earlier in cluster._fleets if not earlier.is_closed), fleet]
     logger.info("%s is served by %d shards with %d replicas each", folder, shards, replicas)
     return ShardedRetriever(held, fleet)

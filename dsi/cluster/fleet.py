@@ -178,7 +178,7 @@ class Fleet(Closes):
     @property
     def all(self) -> list[Replica]:
         """All replicas."""
-        return [replica for own in self.replicas for replica in own]
+        return [replica for replicas in self.replicas for replica in replicas]
 
     @property
     def is_complete(self) -> bool:
@@ -192,16 +192,16 @@ class Fleet(Closes):
 
     def _lacking(self, state: str) -> list[list[Replica]]:
         """Return the replicas of each shard of which none holds a state of the index."""
-        return [own for own in self.replicas if not any(state in replica.states for replica in own)]
+        return [replicas for replicas in self.replicas if not any(state in replica.states for replica in replicas)]
 
     def status(self) -> list[ReplicaStatus]:
         """Return the state of every replica."""
         return [self._status(replica, self.statistics[replica.shard]) for replica in self.all]
 
-    def _status(self, replica: Replica, own: _Statistics) -> ReplicaStatus:
+    def _status(self, replica: Replica, statistics: _Statistics) -> ReplicaStatus:
         generation = max(replica.states.values(), default=0)
-        counts = replica.calls, replica.restarts, own.hedges, own.timeouts
-        p50, p95, p99 = map(own.quantile, (0.5, 0.95, 0.99))
+        counts = replica.calls, replica.restarts, statistics.hedges, statistics.timeouts
+        p50, p95, p99 = map(statistics.quantile, (0.5, 0.95, 0.99))
         process = replica.born.rpartition(":")[0]
         return ReplicaStatus(replica.shard, replica.number, process, generation, *counts, p50, p95, p99, replica.error)
 
@@ -214,9 +214,9 @@ class Fleet(Closes):
             for name, meaning in numbers.items():
                 kind = CounterMetricFamily if name in _COUNTED else GaugeMetricFamily
                 family = kind(f"dsi_shard_{name}", meaning, labels=labels)
-                for own in status:
-                    if numbers is _OF_REPLICAS or not own.replica:
-                        family.add_metric([str(getattr(own, label)) for label in labels], getattr(own, name))
+                for entry in status:
+                    if numbers is _OF_REPLICAS or not entry.replica:
+                        family.add_metric([str(getattr(entry, label)) for label in labels], getattr(entry, name))
                 yield family
         yield CounterMetricFamily("dsi_partial_answers", "Answers that miss shards.", value=self.partial)
         yield GaugeMetricFamily("dsi_coverage", "Share of the documents in the last such answer.", value=self.coverage)
@@ -268,7 +268,7 @@ class Fleet(Closes):
         return answers
 
     def _send(self, shard: int, question: _Question, method: str, state: str, now: float, patience: float) -> None:
-        """Send a question to a replica that has it not, if none has it, or once if the one that has it is slow."""
+        """Send a question to a replica that does not have it: if none has it, or once more if the one that has it is slow."""
         if question.calls and now < question.hedge_at:
             return
         holding = [replica for replica in self.replicas[shard] if state in replica.states]
@@ -278,7 +278,7 @@ class Fleet(Closes):
             return
         self.statistics[shard].hedges += len(question.calls) > 0
         question.hedge_at = math.inf if question.calls else now + patience
-        replica, sent = min(fresh, key=lambda own: (own.is_loading, own.calls)), time.monotonic()
+        replica, sent = min(fresh, key=lambda candidate: (candidate.is_loading, candidate.calls)), time.monotonic()
         question.asked.append(replica)
         with self._lock:
             replica.calls += 1
@@ -359,9 +359,9 @@ class Fleet(Closes):
             return False
         if replica.refusal and now < replica.due:
             return False
-        others = [own for own in self.replicas[replica.shard] if own is not replica]
-        starting = any(not own.states and not own.refusal and now - own.since < self._load_limit for own in others)
-        return not starting and not any(own.probe == "load" for own in others)
+        peers = [peer for peer in self.replicas[replica.shard] if peer is not replica]
+        starting = any(not peer.states and not peer.refusal and now - peer.since < self._load_limit for peer in peers)
+        return not starting and not any(peer.probe == "load" for peer in peers)
 
     def _probed(self, replica: Replica, asked: float, wanted: _Wanted, future: "Future[Any]") -> None:
         method, error, refusal = replica.probe, future.exception(), ""
@@ -424,7 +424,7 @@ class Fleet(Closes):
         try:
             while lacking := self._lacking(state):
                 self._check_open()
-                refusing = [own for own in lacking if all(replica.refusal for replica in own)]
+                refusing = [replicas for replicas in lacking if all(replica.refusal for replica in replicas)]
                 if refusing or time.monotonic() > deadline:
                     first = (refusing or lacking)[0][0]
                     problem = first.refusal or ("" if first.states else first.error) or "too slow"
@@ -449,5 +449,5 @@ def _wait(questions: Collection[_Question], deadline: float, now: float) -> None
 
 def _other_state(replica: Replica, state: str) -> str:
     """Return why a replica that has loaded the index on disk does not hold a state."""
-    held = ", ".join(f"generation {generation} ({own[:8]})" for own, generation in replica.states.items())
+    held = ", ".join(f"generation {generation} ({other[:8]})" for other, generation in replica.states.items())
     return f"its worker holds {held}, the router needs {state[:8]}; all machines must see one folder under this name."

@@ -2,9 +2,8 @@
 
 The router maps the same files as the shards, and reads of them the nodes of the tree, ids, titles and texts of hits; of the
 vectors, words and tokens of documents it reads no more than the checks of loading do, and the vectors of the few documents
-that earlier queries speak for. It merges the documents of the shards
-source by source, so an answer is that of one process. An answer that misses a shard, which was late, is not exact, and says
-how many documents were searched.
+that earlier queries speak for. It merges the documents of the shards source by source, so an answer is that of one process.
+An answer that misses a shard, which was late, is not exact, and says how many documents were searched.
 """
 
 import logging
@@ -136,8 +135,8 @@ class _ShardedSources(Sources):
         """Return for each of the rows the documents of each shard, shards in order; the other arguments are those of `ask`."""
         parts: dict[int, list[Pool]] = {row: [] for row in rows}
         for shard, answer in sorted(self.ask(method, rows_of, further).items()):
-            for row, own in zip(rows_of[shard], answer, strict=True):
-                parts[row].append(own)
+            for row, pool in zip(rows_of[shard], answer, strict=True):
+                parts[row].append(pool)
         return list(parts.values())
 
     def mark(self, result: SearchResult) -> None:
@@ -155,7 +154,7 @@ class _ShardedSources(Sources):
     def outright(self, rows: Sequence[int], documents: Ints) -> list[Pool]:
         shards = [number for number, share in enumerate(self.index.shares) if np.isin(documents, share.rows).any()]
         parts = self.gathered("gather", rows, dict.fromkeys(shards, rows), dict.fromkeys(shards))
-        return [merge(own, self.index.tree) for own in parts]
+        return [merge(pools, self.index.tree) for pools in parts]
 
     def gather(self, rows: Sequence[int], nodes: Sequence[Ints]) -> list[Pool]:
         tree, needs_all = self.index.tree, self._needs_all
@@ -164,12 +163,12 @@ class _ShardedSources(Sources):
         ]
         rows_of, ends_of = dict[int, Sequence[int]](), dict[int, list[Ints]]()
         for shard in range(len(self.index.shares)):
-            own = [ends[(first <= shard) & (shard <= last)] for ends, (first, last) in zip(nodes, owners, strict=True)]
-            needed = [number for number, ends in enumerate(own) if needs_all or len(ends)]
+            below = [ends[(low <= shard) & (shard <= high)] for ends, (low, high) in zip(nodes, owners, strict=True)]
+            needed = [n for n, ends in enumerate(below) if needs_all or len(ends)]
             if needed:
-                rows_of[shard], ends_of[shard] = [rows[number] for number in needed], [own[number] for number in needed]
+                rows_of[shard], ends_of[shard] = [rows[n] for n in needed], [below[n] for n in needed]
         parts = self.gathered("gather", rows, rows_of, ends_of)
-        return [merge(own, tree, self.count, walked=len(ends) > 0) for own, ends in zip(parts, nodes, strict=True)]
+        return [merge(pools, tree, self.count, walked=len(ends) > 0) for pools, ends in zip(parts, nodes, strict=True)]
 
     @property
     def _needs_all(self) -> bool:
@@ -181,21 +180,21 @@ class _ShardedSources(Sources):
         owners = [self._shards_of(positions) for positions, _ in pools]
         numbers, rows_of, parts_of = dict[int, list[int]](), dict[int, Sequence[int]](), dict[int, list[Any]]()
         for shard in range(len(self.index.shares)):
-            own = [number for number, at in enumerate(owners) if (at == shard).any()]
-            if own:
-                numbers[shard], rows_of[shard] = own, [rows[number] for number in own]
-                parts_of[shard] = [tuple(column[owners[number] == shard] for column in pools[number]) for number in own]
+            asked = [n for n, at in enumerate(owners) if (at == shard).any()]
+            if asked:
+                numbers[shard], rows_of[shard] = asked, [rows[n] for n in asked]
+                parts_of[shard] = [tuple(column[owners[n] == shard] for column in pools[n]) for n in asked]
         rescored = [(positions.copy(), np.full_like(scores, -np.inf)) for positions, scores in pools]
         for shard, answers in self.ask("rescore", rows_of, parts_of).items():
             for number, (positions, scores) in zip(numbers[shard], answers, strict=True):
-                own_places = owners[number] == shard
-                rescored[number][0][own_places], rescored[number][1][own_places] = positions, scores
+                places = owners[number] == shard
+                rescored[number][0][places], rescored[number][1][places] = positions, scores
         return rescored
 
     def best(self, k: int) -> Iterator[Pool]:
         rows, shards = range(len(self.scores.queries) if k else 0), range(len(self.index.shares) if k else 0)
-        for own in self.gathered("best", rows, dict.fromkeys(shards, rows), dict.fromkeys(shards, k)):
-            yield merge(own, self.index.tree)
+        for pools in self.gathered("best", rows, dict.fromkeys(shards, rows), dict.fromkeys(shards, k)):
+            yield merge(pools, self.index.tree)
 
     def _shards_of(self, positions: Ints) -> Ints:
         """[n] the shard of each of some docid positions."""
@@ -214,20 +213,20 @@ def merge(parts: Sequence[Pool], tree: DocidTree, count: int = 0, *, walked: boo
     values = np.concatenate([part.parts for part in parts], axis=1)
     if tree.most_places > 1:
         positions, values, sources = _once(tree.doc_rows[positions], positions, values, sources)
-    cuts = [max(own) for own in zip(*(part.cuts for part in parts), strict=True)]
+    cuts = [max(bounds) for bounds in zip(*(part.cuts for part in parts), strict=True)]
     if not walked:
         cuts[0] = np.inf
     if count:
         for number, bit in enumerate((WALK, WORDS, EXTRA)[: len(values)]):
-            own = np.flatnonzero(sources & bit)
-            if len(own) > count:
+            members = np.flatnonzero(sources & bit)
+            if len(members) > count:
                 if bit == WORDS:  # of equal ones those first in the document table are taken, as in one process
-                    own = own[np.argsort(tree.doc_rows[positions[own]])]
-                kept, highest_left_out = highest_and_rest(values[number, own], count)
-                sources[np.delete(own, kept)] &= ~np.uint8(bit)
+                    members = members[np.argsort(tree.doc_rows[positions[members]])]
+                top, highest_left_out = highest_and_rest(values[number, members], count)
+                sources[np.delete(members, top)] &= ~np.uint8(bit)
                 cuts[number] = max(cuts[number], highest_left_out)
-        found = sources > 0
-        positions, values, sources = positions[found], values[:, found], sources[found]
+        is_kept = sources > 0
+        positions, values, sources = positions[is_kept], values[:, is_kept], sources[is_kept]
     read, compared = sum(part.read for part in parts), sum(part.compared for part in parts)
     return Pool(positions, values, sources, tuple(cuts), read, compared)
 
@@ -311,14 +310,14 @@ class ShardedRetriever(Retriever, Closes):
                 raise ChangedError(f"{self._folder} holds another index now, its encoder differs; serve it again.")
             return manifest, load_content(self._folder, manifest)
 
-        manifest, found = read_while_unchanged(path, content)
+        manifest, loaded = read_while_unchanged(path, content)
         self._loading = state = content_fingerprint(manifest)
         self.fleet.load(state)
         with self._updating:
             self._mapped = mapped_files(self._folder)
-            index, on_disk = self._sharded(self._snapshot.changed(found), state), search_config(manifest)
-            is_own = index.search_config != self._saved[self._folder][1]  # it was assigned here, and is not saved yet
-            config = index.search_config if is_own else on_disk
+            index, on_disk = self._sharded(self._snapshot.changed(loaded), state), search_config(manifest)
+            is_new = index.search_config != self._saved[self._folder][1]  # assigned here, and not saved yet
+            config = index.search_config if is_new else on_disk
             self._snapshot = replace(index, generation=manifest["generation"], search_config=config)
             self._remember(Loaded(self._folder, state, replace(self._snapshot, search_config=on_disk)))
         logger.info("generation %d of %s is served by all shards", manifest["generation"], self._folder)

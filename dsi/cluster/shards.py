@@ -1,4 +1,4 @@
-"""A shard: the documents below some neighbouring children of the root, which a process of their own scores.
+"""A shard: the documents below some neighbouring children of the root, which one process scores.
 
 A shard maps the files of the index, and reads of them the parts of its documents; its share of the words is in memory. It
 keeps two generations, so that searches which began before an update end with the old one. It walks no tree: a question brings
@@ -71,8 +71,8 @@ class Share:
     @classmethod
     def from_tree(cls, tree: DocidTree, start: int, end: int) -> "Share":
         """Return the documents with a place from position `start` to `end`."""
-        own = tree.doc_rows[start:end]
-        rows = np.unique(own[own >= 0]).astype(np.int64)
+        doc_rows = tree.doc_rows[start:end]
+        rows = np.unique(doc_rows[doc_rows >= 0]).astype(np.int64)
         positions = np.arange(start, end)
         if tree.most_places > 1:
             positions = np.union1d(positions, tree.places_of(rows)[0])
@@ -84,20 +84,20 @@ class Share:
         return bool(self.positions[-1] - self.positions[0] + 1 == len(self.positions))
 
     def recalled(self, recalled: Recalled, queries: Sequence[int]) -> Recalled:
-        """Return what earlier queries say of the documents of this share, by their own rows, for some queries."""
+        """Return what earlier queries say of the documents of this share, by their rows in it, for some queries."""
         remembered = []
         for query in queries:
             rows, scores = recalled.remembered[query]
-            at, own = self._own(rows)
-            remembered.append((at, scores[own]))
-        rows, own = self._own(recalled.rows)
-        return Recalled(remembered, rows, *(each[list(queries)][:, own] for each in (recalled.by, recalled.means)))
+            at, held = self._places_of(rows)
+            remembered.append((at, scores[held]))
+        rows, held = self._places_of(recalled.rows)
+        return Recalled(remembered, rows, *(array[list(queries)][:, held] for array in (recalled.by, recalled.means)))
 
-    def _own(self, rows: Ints) -> tuple[Rows, Bools]:
+    def _places_of(self, rows: Ints) -> tuple[Rows, Bools]:
         """Return the places of some rows [n] among those of this share, and which of them it has [n]."""
         at = np.minimum(np.searchsorted(self.rows, rows), len(self.rows) - 1)
-        own = self.rows[at] == rows if len(self.rows) else np.zeros(len(rows), dtype=bool)
-        return at[own], own
+        held = self.rows[at] == rows if len(self.rows) else np.zeros(len(rows), dtype=bool)
+        return at[held], held
 
     def local(self, positions: Ints) -> Ints:
         """[n] the places among this share's of docid positions that belong to it."""
@@ -110,7 +110,7 @@ class Share:
         start, end = (self.local(edge).astype(np.int32) for edge in (tree.doc_start, tree.doc_end))
         codes = None if tree.codes is None else self._vectors(tree.codes)
         tokens = None if tree.tokens is None else self._tokens(tree.tokens)
-        own: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "doc_start": start,
             "doc_end": end,
             "doc_rows": doc_rows,
@@ -118,7 +118,7 @@ class Share:
             "tokens": tokens,
             "spans": None,  # the router has them
         }
-        return dataclasses.replace(tree, embeddings=self._vectors(tree.embeddings), **own)
+        return dataclasses.replace(tree, embeddings=self._vectors(tree.embeddings), **fields)
 
     def _vectors(self, vectors: Vectors) -> Vectors:
         return Vectors((vectors.numbers(self._selection),), vectors.codec)
@@ -139,7 +139,7 @@ class Share:
 
 
 class Question(NamedTuple):
-    """A batch of queries for one shard; everything but nodes is by the shard's own numbers."""
+    """A batch of queries for one shard; everything but nodes is by the numbers that the shard gives its documents."""
 
     queries: Floats  # [batch, dim] vectors that score documents
     terms: list[Terms] | None  # [batch] of the lexical part; None if it takes no part
@@ -152,7 +152,7 @@ class Question(NamedTuple):
     tokens: list[Floats] | None = None
     token_weight: float = 0.0  # of late interaction
     memory: Recalled | None = None  # what earlier queries say of documents; None if it takes no part
-    shares: Floats | None = None  # [batch] by which dense scores count; None for all of them
+    shares: Floats | None = None  # [batch] weights of dense scores; None if all are 1
 
 
 class ShardIndex:
@@ -200,13 +200,13 @@ class ShardIndex:
         scores, allowed, batch = self._scores(question), self._allowed(question), range(len(question.queries))
         sources = PoolSources(self.tree, lambda: self.listed, scores, question.most, allowed, self._occupied)
         if nodes is None:
-            found = sources.outright(batch, np.unique(self.tree.doc_rows[allowed]))
+            pools = sources.outright(batch, np.unique(self.tree.doc_rows[allowed]))
         else:
-            found = sources.gather(batch, nodes)
+            pools = sources.gather(batch, nodes)
         if question.terms is not None:  # summed in the order of terms, so that equal documents of two shards are equal
-            for row, own in enumerate(found):
-                own.parts[1] = scores.lexical_scores(row, self.tree.doc_rows[own.positions])
-        return self._placed(found)
+            for row, pool in enumerate(pools):
+                pool.parts[1] = scores.lexical_scores(row, self.tree.doc_rows[pool.positions])
+        return self._placed(pools)
 
     def rescore(self, question: Question, pools: Sequence[tuple[Ints, Floats]]) -> list[tuple[Ints, Floats]]:
         """Return documents' best places and their scores with late interaction."""
@@ -221,14 +221,14 @@ class ShardIndex:
             return [nothing] * len(question.queries)
         return self._placed(AllDocuments(self.tree, self._scores(question), self._allowed(question)).best(k))
 
-    def _placed(self, found: Iterable[Pool]) -> list[Pool]:
-        return [own._replace(positions=self.share.positions[own.positions]) for own in found]
+    def _placed(self, pools: Iterable[Pool]) -> list[Pool]:
+        return [pool._replace(positions=self.share.positions[pool.positions]) for pool in pools]
 
 
 def document_sums(manifest: dict[str, Any]) -> dict[str, str]:
     """Return {file: sha256} of what a manifest lists of the documents."""
     folders = {manifest["parts"].get(part, part) for part in ("docids", "lexical")}
-    return {name: own for name, own in manifest["files"].items() if name.split("/")[0] in folders}
+    return {name: digest for name, digest in manifest["files"].items() if name.split("/")[0] in folders}
 
 
 class Shard:
@@ -251,15 +251,15 @@ class Shard:
                     f"{self._folder} holds no index for a worker; all machines must see the same folder under this name."
                 )
             state = content_fingerprint(manifest)
-            held = next((own for own in self._states.values() if own.sums == document_sums(manifest)), None)
+            held = next((index for index in self._states.values() if index.sums == document_sums(manifest)), None)
             if held is None:
                 return state, ShardIndex(self._folder, manifest, self._number, self._shards)
-            same = copy.copy(held)  # the index has only learned
-            same.generation = int(manifest["generation"])
-            return state, same
+            copied = copy.copy(held)  # the index has only learned
+            copied.generation = int(manifest["generation"])
+            return state, copied
 
         state, index = read_while_unchanged(path, content)
-        others = [own for own in self._states.items() if own[0] != state]
+        others = [entry for entry in self._states.items() if entry[0] != state]
         self._states = dict([*others, (state, index)][-_KEPT:])  # the one in use is the last to go
         return self.status()
 
@@ -273,7 +273,7 @@ class Shard:
         """Return the result of a method of the `ShardIndex` of a state of the index."""
         if state not in self._states:
             raise GenerationError(
-                f"Shard {self._number} holds {', '.join(own[:8] for own in self._states)} of {self._folder}, the search needs "
+                f"Shard {self._number} holds {', '.join(key[:8] for key in self._states)} of {self._folder}, the search needs "
                 f"{state[:8]}; refresh the router or the folder of this worker."
             )
         return getattr(self._states[state], method)(*args)

@@ -114,8 +114,8 @@ def search_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the search options that were given."""
     from dsi.search.request import OPTIONS
 
-    given = {name: getattr(arguments, name, None) for name in OPTIONS}
-    return {name: value for name, value in given.items() if value is not None}
+    values = {name: getattr(arguments, name, None) for name in OPTIONS}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def add_configuration(arguments: argparse.ArgumentParser, config: str) -> None:

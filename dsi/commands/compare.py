@@ -54,23 +54,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     runs, learned = list["Run"](), dict[str, frozenset[str]]()
     for path in progress(systems, "systems", unit="system"):
         if path.is_file():
-            found = read_run(path)
+            run = read_run(path)
         else:
             retriever = load(path, device=arguments.device, dtype=arguments.dtype)
             compare_documents(collection, retriever.snapshot.documents.rows)
             learned[str(path)] = known_queries(retriever, queries)
-            found = retriever.run(retriever.encode_queries(queries, show_progress=True), depth)
-        runs.append(without_identical(found, identical))
+            run = retriever.run(retriever.encode_queries(queries, show_progress=True), depth)
+        runs.append(without_identical(run, identical))
     # 3) the table, without learned queries
-    said = [learned_line(len(own), len(qrels), split, name) for name, own in learned.items() if own]
+    said = [learned_line(len(ids), len(qrels), split, name) for name, ids in learned.items() if ids]
     gone = frozenset[str]().union(*learned.values())
-    left = {query_id: judged for query_id, judged in qrels.items() if query_id not in gone}
-    if not left:
+    remaining = {query_id: judged for query_id, judged in qrels.items() if query_id not in gone}
+    if not remaining:
         raise ValueError(
             f"The indexes have learned all {len(qrels):,} {split} queries, so nothing can be compared; judge some that they "
             "have not learned, or forget them first."
         )
-    print(compare_runs(runs[0], runs[1], left, measures, (str(arguments.a), str(arguments.b))), *said, sep="\n")
+    print(compare_runs(runs[0], runs[1], remaining, measures, (str(arguments.a), str(arguments.b))), *said, sep="\n")
 
 
 def _system(value: str) -> Path:

@@ -21,8 +21,8 @@ def build_parser() -> ArgumentParser:
     add("sources", nargs="+", type=source_path, metavar="SOURCE", help="files or folders of texts")
     add("run", type=output_folder, metavar="INDEX", help="folder for the index")
     add_configuration(command_line, "a configuration, by name or TOML file; dsi index trains none of its parts")
-    given = "embeddings of the documents, a .npy matrix [documents, dim]; none are computed then"
-    add("--embeddings", type=existing_file, metavar="FILE", help=given)
+    meaning = "embeddings of the documents, a .npy matrix [documents, dim]; none are computed then"
+    add("--embeddings", type=existing_file, metavar="FILE", help=meaning)
     add_overwriting(command_line)
     add_device(command_line)
     return command_line

@@ -32,8 +32,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.store.retriever import load
 
     retriever = load(arguments.run, device="cpu")
-    given = {"private": arguments.private, "license": arguments.license, "query_words": arguments.query_words}
-    print(f"{arguments.run} -> {push(retriever, arguments.name, **given)}")
+    options = {"private": arguments.private, "license": arguments.license, "query_words": arguments.query_words}
+    print(f"{arguments.run} -> {push(retriever, arguments.name, **options)}")
 
 
 def _repository(value: str) -> str:

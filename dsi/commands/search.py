@@ -101,10 +101,10 @@ def _search(retriever: "Retriever", arguments: argparse.Namespace) -> Callable[[
     models = [load_reranker(retriever, arguments.run, name, device=arguments.device) for name in names]
 
     def search(queries: Any) -> Any:
-        found: Any = retriever.search(queries, most, syntax=syntax, **options)
+        answer: Any = retriever.search(queries, most, syntax=syntax, **options)
         for model in models:
-            found = rerank(found, model)
-        return found[: arguments.k] if isinstance(queries, str) else [hits[: arguments.k] for hits in found]
+            answer = rerank(answer, model)
+        return answer[: arguments.k] if isinstance(queries, str) else [hits[: arguments.k] for hits in answer]
 
     return search
 
@@ -125,8 +125,8 @@ def _write_run(
         k = arguments.k or max(map(len, among.values()), default=1)
         run = retriever.run(asked, k, among=among, **search_options(arguments))
     elif arguments.rerank:
-        found = zip(queries, search([*queries.values()]), strict=True)
-        run = {query_id: {hit.doc_id: hit.score for hit in hits} for query_id, hits in found}
+        answers = zip(queries, search([*queries.values()]), strict=True)
+        run = {query_id: {hit.doc_id: hit.score for hit in hits} for query_id, hits in answers}
     else:
         run = retriever.run(queries, arguments.k, **search_options(arguments))
     write_run(run, arguments.output, file_name(arguments.output.stem) or "dsi")

@@ -29,19 +29,19 @@ _GRACE = 5
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Serve until a signal ends it."""
-    given = build_parser().parse_args(argv)
-    _check_extras(given)
-    settings = _settings(given)
-    if not given.quiet:  # uvicorn says when it is ready, and where
-        print(f"dsi: loading the libraries and the index {given.run} …", file=sys.stderr, flush=True)
-    if given.mcp == "stdio":
+    args = build_parser().parse_args(argv)
+    _check_extras(args)
+    settings = _settings(args)
+    if not args.quiet:  # uvicorn says when it is ready, and where
+        print(f"dsi: loading the libraries and the index {args.run} …", file=sys.stderr, flush=True)
+    if args.mcp == "stdio":
         from dsi.server.agents import serve_stdio
 
         set_up()
         serve_stdio(lambda: _load(settings))
     else:
         load_libraries()
-        _serve_http(given, settings)
+        _serve_http(args, settings)
 
 
 def _load(settings: "ServerSettings") -> "Service":
@@ -52,42 +52,42 @@ def _load(settings: "ServerSettings") -> "Service":
     return Service(settings)
 
 
-def _check_extras(given: argparse.Namespace) -> None:
+def _check_extras(args: argparse.Namespace) -> None:
     """Raise ModuleNotFoundError if a library is missing, before anything that takes time."""
     from dsi.docids.extensions import extra
 
-    if given.mcp:
+    if args.mcp:
         with extra("mcp"):
             import mcp  # noqa: F401
-    if given.mcp != "stdio":
+    if args.mcp != "stdio":
         with extra("server"):
             import fastapi  # noqa: F401
             import prometheus_client  # noqa: F401
             import uvicorn  # noqa: F401
 
 
-def _settings(given: argparse.Namespace) -> "ServerSettings":
+def _settings(args: argparse.Namespace) -> "ServerSettings":
     """Return the settings of the server."""
-    if given.writable and given.workers > 1:
+    if args.writable and args.workers > 1:
         raise ValueError("--writable needs --workers 1: an update in one process would not reach the others.")
-    if given.cluster and given.workers > 1:
+    if args.cluster and args.workers > 1:
         raise ValueError("--cluster needs --workers 1: each process would start shards of its own.")
     limits = _limits()
-    shards = [name for name in ("shards", "replicas", "shard_timeout") if getattr(given, name) != limits[name].default]
-    if not given.cluster and (shards or given.require_all):
+    shards = [name for name in ("shards", "replicas", "shard_timeout") if getattr(args, name) != limits[name].default]
+    if not args.cluster and (shards or args.require_all):
         raise ValueError(f"{flag([*shards, 'require_all'][0])} needs --cluster, which says where shards are served.")
-    if given.mcp == "stdio" and (given.writable or given.workers > 1):
+    if args.mcp == "stdio" and (args.writable or args.workers > 1):
         raise ValueError("--mcp stdio serves one agent that reads; leave out --writable and --workers.")
     from dsi.server.settings import ServerSettings
 
     names = [*limits, "device", "dtype", "writable", "allow_origin", "cluster"]
-    values = {name: getattr(given, name) for name in names}
-    settings = ServerSettings(str(given.run), **values, require_all=given.require_all, mcp=given.mcp == "http")
+    values = {name: getattr(args, name) for name in names}
+    settings = ServerSettings(str(args.run), **values, require_all=args.require_all, mcp=args.mcp == "http")
     settings.check_token()
     return settings
 
 
-def _serve_http(given: argparse.Namespace, settings: "ServerSettings") -> None:
+def _serve_http(args: argparse.Namespace, settings: "ServerSettings") -> None:
     """Serve in one process or several."""
     from tempfile import TemporaryDirectory
 
@@ -97,14 +97,14 @@ def _serve_http(given: argparse.Namespace, settings: "ServerSettings") -> None:
 
     settings.to_environment()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises the signal again when it has stopped
-    if given.workers > 1:
-        load_index(given.run, "cpu")  # a bad index is refused here; uvicorn starts processes that fail again and again
+    if args.workers > 1:
+        load_index(args.run, "cpu")  # a bad index is refused here; uvicorn starts processes that fail again and again
     with TemporaryDirectory(prefix="dsi-") as counts:
-        if given.workers > 1:
+        if args.workers > 1:
             os.environ["PROMETHEUS_MULTIPROC_DIR"] = counts  # the processes count together
         uvicorn.run(
-            "dsi.server.app:app_from_environment", factory=True, host=given.host, port=given.port,
-            workers=given.workers, log_level="warning" if given.quiet else "info", access_log=False,
+            "dsi.server.app:app_from_environment", factory=True, host=args.host, port=args.port,
+            workers=args.workers, log_level="warning" if args.quiet else "info", access_log=False,
             ws="none", timeout_graceful_shutdown=_GRACE,  # a request to upgrade is answered as any other
         )  # fmt: skip
 

@@ -26,12 +26,12 @@ def number(kind: type[N], least: float, most: float = math.inf) -> Callable[[str
 
     def read(value: str) -> N:
         try:
-            found = kind(value)
+            parsed = kind(value)
         except ValueError:
-            found = None
-        if found is None or not least <= found <= most:
+            parsed = None
+        if parsed is None or not least <= parsed <= most:
             raise ArgumentTypeError(f"must be {wanted}, got {value!r}.")
-        return found
+        return parsed
 
     return read
 
@@ -143,13 +143,13 @@ def toml_value(value: object) -> str:
 
 
 def setting(value: str) -> tuple[str, str, object]:
-    """Return section ("" for the top), name and value of a setting SECTION.NAME=VALUE; other values than TOML's are texts."""
+    """Return section ("" for the top), name and value of a setting SECTION.NAME=VALUE; a VALUE that is not TOML is a text."""
     name, equals, text = value.partition("=")
-    section, _, own = name.rpartition(".")
-    if not equals or not own.isidentifier() or not (section or "x").isidentifier():
+    section, _, key = name.rpartition(".")
+    if not equals or not key.isidentifier() or not (section or "x").isidentifier():
         raise ArgumentTypeError(f"must be SECTION.NAME=VALUE, such as docids.branching=10, got {value!r}.")
     try:
         read = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
-        return section, own, text
-    return section, own, read["value"] if len(read) == 1 else text  # a line after the value is not a setting
+        return section, key, text
+    return section, key, read["value"] if len(read) == 1 else text  # a line after the value is not a setting

@@ -1,1 +1,1 @@
-"""Reads files of people as documents, by libraries of the extra "files", in a process of its own."""
+"""Reads files of many kinds as documents, by libraries of the extra "files", in a process apart."""

@@ -26,31 +26,31 @@ def changed_files(documents: DocumentTable, paths: Sequence[str | Path]) -> tupl
         raise ValueError("The index was not made of files, so no folder can be compared with it; use --add or add().")
     # 1) Compare.
     roots, odd = [user_path(path) for path in paths], Oddities(", ".join(map(str, paths)))
-    found, closed = source_files(roots, odd)
+    sources, closed = source_files(roots, odd)
     doc_ids, files, places, versions = (documents.column(name)[:] for name in ("doc_id", FILE, PLACE, VERSION))
     known = {file: version for file, version in zip(files, versions, strict=True) if file}
-    present = {file.address: file.version for file in found}
-    same = {file for file, version in present.items() if version and known.get(file) == version}
+    present = {file.address: file.version for file in sources}
+    unchanged = {file for file, version in present.items() if version and known.get(file) == version}
     gone, unseen = _gone(known, present, [root.resolve() for root in roots], closed)
     for file in unseen:
         odd.count("files that cannot be looked at; what the index has of them stays", file)
     # 2) Read.
-    held = Held(own for own in zip(doc_ids, files, places, strict=True) if own[1] not in gone)
-    read = [row for _, row in records_of_files([file for file in found if file.address not in same], odd, held)]
+    held = Held(document for document in zip(doc_ids, files, places, strict=True) if document[1] not in gone)
+    read = [row for _, row in records_of_files([file for file in sources if file.address not in unchanged], odd, held)]
     unread = held.unread | _losing(held.changed, read, doc_ids, files)
-    same |= unread & known.keys()
+    unchanged |= unread & known.keys()
     schema = documents.table.schema
-    rows = [_fitting(row, schema, odd) for row in read if row[FILE] not in same]
-    if twice := [own for own, count in Counter(row["doc_id"] for row in rows).items() if count > 1]:
+    rows = [_fitting(row, schema, odd) for row in read if row[FILE] not in unchanged]
+    if twice := [doc_id for doc_id, count in Counter(row["doc_id"] for row in rows).items() if count > 1]:
         raise ValueError(f"{odd.source}: duplicate doc_id {shown(twice[0])}; ids must be unique.")
     for row in rows:
         if not (row["title"].strip() or row["text"].strip()):
             odd.count(EMPTY_DOCUMENTS, row["doc_id"])
     odd.warn()
-    changed = (known.keys() & present.keys()) - same
+    changed = (known.keys() & present.keys()) - unchanged
     going = [row for row, file in enumerate(files) if file in gone or file in changed]
     new = {row[FILE] for row in rows} - changed - gone
-    return FileChanges(len(new), len(changed), len(gone), len(same) + len(unseen)), rows, going
+    return FileChanges(len(new), len(changed), len(gone), len(unchanged) + len(unseen)), rows, going
 
 
 def _gone(

@@ -70,8 +70,8 @@ class Held:
             f"{file.path.parent.name}/{file.name}",
             file.address,
         )
-        own = [name for name in names if self._owners.get(name) == file.address]
-        return next(iter(own or filter(lambda name: self.is_free(name, file), names)), file.address)
+        before = [name for name in names if self._owners.get(name) == file.address]
+        return next(iter(before or filter(lambda name: self.is_free(name, file), names)), file.address)
 
     def take(self, doc_id: str, file: SourceFile) -> None:
         """Note whose an id is."""
@@ -81,14 +81,14 @@ class Held:
 def path_records(paths: Sequence[Path]) -> Rows:
     """Yield the documents of files and of folders of files."""
     odd, count = Oddities(", ".join(map(str, paths))), 0
-    found, _ = source_files(paths, odd)
-    if len(found) == 1:  # its error is the answer
-        found = [replace(found[0], is_named=True)]
-    for count, record in enumerate(records_of_files(found, odd, Held()), start=1):  # noqa: B007
+    files, _ = source_files(paths, odd)
+    if len(files) == 1:  # its error is the answer
+        files = [replace(files[0], is_named=True)]
+    for count, record in enumerate(records_of_files(files, odd, Held()), start=1):  # noqa: B007
         yield record
     odd.warn()
-    if not count and not any(file.is_named for file in found):
-        held = f"{len(found)} files of such kinds, none of which can be read" if found else "no such file"
+    if not count and not any(file.is_named for file in files):
+        held = f"{len(files)} files of such kinds, none of which can be read" if files else "no such file"
         raise FileNotFoundError(
             f"{odd.source} must hold texts, pages, source code or tables of documents ({', '.join(RECORDS)}), or a "
             f"corpus.jsonl of the BEIR layout; it holds {held}."
@@ -120,9 +120,8 @@ def _answered(files: Sequence[SourceFile]) -> Iterator[tuple[SourceFile, Answer]
     with closing(Worker()) as worker:
         asked, paths = list[SourceFile](), list[Path]()
         for batch in (*_batches(files), []):
-            following = [
-                file.path for file in batch if file.version and not is_table(file.path)
-            ]  # hashed before it is read
+            # `version` hashes a file before it is read
+            following = [file.path for file in batch if file.version and not is_table(file.path)]
             answers = dict(zip(paths, worker.answers(paths), strict=True))
             worker.ask(following)
             yield from ((file, answers.get(file.path, Answer([]))) for file in asked)
@@ -200,11 +199,11 @@ def _table_rows(file: SourceFile, base: str, odd: Oddities) -> Rows:
     count = 0
     for source, place, record in table_documents(file.path, base, odd, is_named=file.is_named):
         count += 1
-        own: Row = {**record, FILE: file.address, PLACE: place, VERSION: ""}
+        row: Row = {**record, FILE: file.address, PLACE: place, VERSION: ""}
         if isinstance(metadata := record.get("metadata"), dict):
-            own["metadata"] = {key: value for key, value in metadata.items() if key not in own}
+            row["metadata"] = {key: value for key, value in metadata.items() if key not in row}
         try:
-            yield source, document_row(own, source, odd)
+            yield source, document_row(row, source, odd)
         except ValueError:
             if file.is_named:
                 raise

@@ -37,7 +37,7 @@ class SourceFile:
     """A file that may be read. It is hashed before it is read: one that is saved meanwhile differs from its hash."""
 
     path: Path  # of the file, absolute
-    name: str  # in its folder, or its own if it was named; the ids of its documents begin with it
+    name: str  # path in its folder, or file name if it was named; the ids of its documents begin with it
     is_named: bool  # by the user, so that an error of it is raised
 
     @cached_property
@@ -76,10 +76,10 @@ class SourceFile:
 def _state(path: Path) -> tuple[int, ...]:
     """Return what changes with every write to a file; its size comes fourth."""
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return (0, 0, 0, 0)
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size, found.st_ctime_ns
+    return stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size, stat.st_ctime_ns
 
 
 def source_files(paths: Sequence[Path], odd: Oddities) -> tuple[list[SourceFile], set[str]]:
@@ -87,17 +87,17 @@ def source_files(paths: Sequence[Path], odd: Oddities) -> tuple[list[SourceFile]
 
     What is left out is counted.
     """
-    found, closed = dict[Path, SourceFile](), set[str]()
+    files, closed = dict[Path, SourceFile](), set[str]()
     for path in paths:
         root = path.resolve()
         if path.is_dir():
             for name in sorted(_Walk(root, odd, closed)):
-                found.setdefault(root / name, SourceFile(root / name, shown_path(name).replace(os.sep, "/"), False))
+                files.setdefault(root / name, SourceFile(root / name, shown_path(name).replace(os.sep, "/"), False))
         elif path.exists():
-            found.setdefault(root, SourceFile(root, shown_path(path.name), True))
+            files.setdefault(root, SourceFile(root, shown_path(path.name), True))
         else:
             raise FileNotFoundError(f"{path} does not exist; name a file or a folder of files.")
-    return list(found.values()), closed
+    return list(files.values()), closed
 
 
 class _Walk:
@@ -166,7 +166,7 @@ class _Walk:
 
     def _tell_others(self) -> None:
         """Log the kinds that are not read, the most common first."""
-        kinds = sorted(self._others.items(), key=lambda own: (-len(own[1]), own[0]))
+        kinds = sorted(self._others.items(), key=lambda kind: (-len(kind[1]), kind[0]))
         if kinds:
             counts = ", ".join(f"{len(names):,} {shown_path(kind)} ({min(names)!r})" for kind, names in kinds[:5])
             more = f" and {len(kinds) - 5} other kinds" if len(kinds) > 5 else ""

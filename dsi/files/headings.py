@@ -31,7 +31,7 @@ def plain_words(text: str) -> str:
     """
     for _ in range(3):  # links in links
         text = _LINKS.sub(r"\1", text)
-    return " ".join(unescape(_MARKS.sub(lambda own: own[1] or own[3] or own[4] or "", text)).split())
+    return " ".join(unescape(_MARKS.sub(lambda match: match[1] or match[3] or match[4] or "", text)).split())
 
 
 def headings(text: str, suffix: str = ".md") -> Iterator[tuple[int, str]]:
@@ -40,19 +40,19 @@ def headings(text: str, suffix: str = ".md") -> Iterator[tuple[int, str]]:
     >>> list(headings("```\n# comment\n```\n#hash\n## C# in `short` ##\nwords\n\nNext\n====\n"))
     [(24, 'C# in short'), (51, 'Next')]
     """
-    for found in (_RST if suffix == ".rst" else _MARKDOWN).finditer(text):
-        own = {name: value for name, value in found.groupdict().items() if value is not None}
-        words = (
-            re.sub(r"(^|\s)#+$", "", own["marked"].strip()) if "marked" in own else own.get("html", own.get("over", ""))
-        )
-        is_heading = "rule" not in own or _is_alone(text, found)
+    for match in (_RST if suffix == ".rst" else _MARKDOWN).finditer(text):
+        groups = {name: value for name, value in match.groupdict().items() if value is not None}
+        words = groups.get("marked", groups.get("html", groups.get("over", "")))
+        if "marked" in groups:
+            words = re.sub(r"(^|\s)#+$", "", words.strip())
+        is_heading = "rule" not in groups or _is_alone(text, match)
         if suffix == ".rst":
-            is_heading &= len(text[found.start("rule") : found.end()].strip()) >= len(words.strip())
+            is_heading &= len(text[match.start("rule") : match.end()].strip()) >= len(words.strip())
         if is_heading and (words := plain_words(" ".join(words.split())[:_LONGEST])):
-            yield found.start(), words
+            yield match.start(), words
 
 
-def _is_alone(text: str, found: re.Match[str]) -> bool:
+def _is_alone(text: str, match: re.Match[str]) -> bool:
     """True if a line does not go on with the one before it, which is blank, a rule or a heading."""
-    before = text[text.rfind("\n", 0, max(found.start() - 1, 0)) + 1 : found.start()].strip()
+    before = text[text.rfind("\n", 0, max(match.start() - 1, 0)) + 1 : match.start()].strip()
     return not before or before.startswith("#") or re.fullmatch(r"([^\w\s])\1+", before) is not None

@@ -17,7 +17,7 @@ from dsi.files.texts import Part, Parts, UnreadableError, heading, name_of
 _SIGNS = {"tab": "\t", "ptab": "\t", "br": "\n", "cr": "\n", "noBreakHyphen": "-"}
 """{element: the text that it stands for}; as a child of a run."""
 _WORDS = ("t", "v", "text", "pt")
-"""Elements that hold text, if no others; field codes and deleted text have theirs in others."""
+"""Elements whose text is read, if no elements are in them; field codes and deleted text are in others."""
 _DESCRIBED = {"docPr": ("title", "descr"), "cNvPr": ("title", "descr"), "shape": ("alt",), "textpath": ("string",)}
 """{element: attributes of it that are the text of a picture}."""
 _UNREAD = ("del", "moveFrom", "fld", "rt")
@@ -113,29 +113,29 @@ class _Package:
     def related(self, name: str) -> Iterator[tuple[str, str, str]]:
         """Yield the parts that belong to one: id, kind and name."""
         rels = posixpath.join(posixpath.dirname(name), "_rels", f"{posixpath.basename(name)}.rels")
-        for own in self.tree(rels) if rels in self._packed.namelist() else ():
-            target = posixpath.normpath(posixpath.join("/", posixpath.dirname(name), own.get("Target", "")))[1:]
-            if own.get("TargetMode") != "External" and target in self._packed.namelist():
-                yield own.get("Id"), own.get("Type", "").rpartition("/")[2], target
+        for link in self.tree(rels) if rels in self._packed.namelist() else ():
+            target = posixpath.normpath(posixpath.join("/", posixpath.dirname(name), link.get("Target", "")))[1:]
+            if link.get("TargetMode") != "External" and target in self._packed.namelist():
+                yield link.get("Id"), link.get("Type", "").rpartition("/")[2], target
 
     def listed(self, entries: str) -> Iterator[tuple[Any, str, str]]:
         """Yield the slides or sheets that the main part lists: the entry, and the kind and name of the part."""
-        parts = {own: (kind, name) for own, kind, name in self.related(self.main)}
+        parts = {part_id: (kind, name) for part_id, kind, name in self.related(self.main)}
         for entry in self.tree(self.main).iterfind(entries):
-            own = next((value for key, value in entry.items() if key.endswith("}id")), "")
-            if own in parts:
-                yield entry, *parts[own]
+            part_id = next((value for key, value in entry.items() if key.endswith("}id")), "")
+            if part_id in parts:
+                yield entry, *parts[part_id]
 
     def text(self, name: str, levels: Mapping[str, int] = {}, kinds: Iterable[str] = _RELATED) -> str:
         """Return the text of a part, and of those of some kinds that belong to it."""
-        others = dict.fromkeys(own for _, kind, own in self.related(name) if kind in kinds and own != name)
-        texts = [_text(self.tree(name), levels), *(self.text(own, levels, kinds) for own in others)]
+        others = dict.fromkeys(part for _, kind, part in self.related(name) if kind in kinds and part != name)
+        texts = [_text(self.tree(name), levels), *(self.text(part, levels, kinds) for part in others)]
         return "\n".join(text.strip("\n") for text in texts if text.strip())
 
     def title(self) -> str:
         """Return the title in the properties of a file."""
-        found = (self.tree(name).find("{*}title") for _, kind, name in self.related("") if kind == "core-properties")
-        return next((" ".join((title.text or "").split()) for title in found if title is not None), "")
+        elements = (self.tree(name).find("{*}title") for _, kind, name in self.related("") if kind == "core-properties")
+        return next((" ".join((title.text or "").split()) for title in elements if title is not None), "")
 
 
 def document(path: Path, content: bytes, readers: Mapping[str, Callable[[Path, bytes], Parts]]) -> Parts:
@@ -155,16 +155,16 @@ def _levels(package: _Package) -> dict[str, int]:
     styles = [style for name in parts for style in package.tree(name)]
     levels = {"Title": 1}
     for style in [*styles, *styles]:  # those on which one is based may stand behind it
-        own = next((value for key, value in style.items() if key.endswith("}styleId")), "")
+        style_id = next((value for key, value in style.items() if key.endswith("}styleId")), "")
         name, base = (
-            "".join(found.values()[0] for found in style.iterfind(f"{{*}}{key}")) for key in ("name", "basedOn")
+            "".join(node.values()[0] for node in style.iterfind(f"{{*}}{key}")) for key in ("name", "basedOn")
         )
-        if found := re.fullmatch(r"[Hh]eading ([1-9])|[Tt]itle", name):
-            levels[own] = int(found[1] or 1)
+        if match := re.fullmatch(r"[Hh]eading ([1-9])|[Tt]itle", name):
+            levels[style_id] = int(match[1] or 1)
         elif (switch := style.find("{*}rPr/{*}vanish")) is not None:
-            levels[own] = _HIDDEN if _is_on(switch) else 0
+            levels[style_id] = _HIDDEN if _is_on(switch) else 0
         elif base in levels:
-            levels[own] = levels[base]
+            levels[style_id] = levels[base]
     return levels
 
 
@@ -208,15 +208,15 @@ def sheets(path: Path, content: bytes) -> Parts:
 
 def _beside(package: _Package, name: str) -> Iterator[str]:
     """Yield the texts of charts and comments of a sheet; comments that repeat threaded ones for old programs are left out."""
-    related = [(kind, own) for _, kind, own in package.related(name) if kind in _RELATED]
-    for kind, own in related:
+    related = [(kind, part) for _, kind, part in package.related(name) if kind in _RELATED]
+    for kind, part in related:
         if kind == "comments" and "threadedComment" in dict(related):
-            comments = package.tree(own)
+            comments = package.tree(part)
             threads = {str(n) for n, by in enumerate(comments.iter("{*}author")) if (by.text or "").startswith("tc=")}
             kept = (comment for comment in comments.iter("{*}comment") if comment.get("authorId") not in threads)
             yield "".join(_text(comment, {}) for comment in kept)
         else:
-            yield package.text(own)
+            yield package.text(part)
 
 
 def _cell(known: Any, formula: Any = None) -> str:
@@ -238,8 +238,8 @@ def _number(value: float, code: str) -> str:
     if re.search(r"\[[<>=]", code):  # a section for each range of values
         return f"{value:.15g}"
     sections = code.split(";")
-    own = 1 if value < 0 and len(sections) > 1 else 2 if value == 0 and len(sections) > 2 else 0
-    tokens = [found.groups("") for found in _TOKENS.finditer(sections[own])]
+    section = 1 if value < 0 and len(sections) > 1 else 2 if value == 0 and len(sections) > 2 else 0
+    tokens = [match.groups("") for match in _TOKENS.finditer(sections[section])]
     digits = [number for *_, number, _ in tokens if number]
     if len(digits) != 1 or any(sign in "EeDdMmYyHhSsGg@/" for *_, sign in tokens if sign):
         return f"{value:.15g}"
@@ -251,4 +251,4 @@ def _number(value: float, code: str) -> str:
         written = re.sub(rf"\.?0{{1,{optional}}}$", "", written)
     written = written.zfill(whole.count("0") + (len(written) - written.find(".") if "." in written else 0))
     parts = (written if number else "".join(literals) + sign for *literals, _, number, sign in tokens)
-    return ("-" if value < 0 and own == 0 else "") + "".join(parts).strip()
+    return ("-" if value < 0 and section == 0 else "") + "".join(parts).strip()

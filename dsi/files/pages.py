@@ -102,7 +102,7 @@ def page_text(text: str) -> tuple[str, str]:
 def _name_parts(page: Any) -> None:
     """Give the parts of a page the names by which the stylesheet knows them."""
     toggles = page.xpath(f"//*[{' or '.join(f'@{name}' for name in _UNFOLDS)}]")
-    unfolded = {own.lstrip("#") for node in toggles for name in _UNFOLDS for own in node.get(name, "").split()}
+    unfolded = {target.lstrip("#") for node in toggles for name in _UNFOLDS for target in node.get(name, "").split()}
     articles, dropped = page.xpath("//article"), page.xpath(_DROPPED)
     for node in page.xpath(_HEADER):
         node.tag = "hgroup"
@@ -171,8 +171,8 @@ def _header(message: EmailMessage, name: str) -> str:
     pairs = [(raw, None)]
     with suppress(email.errors.HeaderParseError):
         pairs = email.header.decode_header("".join(str(raw).splitlines()))
-    parts = (own if isinstance(own, bytes) else own.encode("utf-8", "surrogateescape") for own, _ in pairs)
-    return " ".join("".join(decoded(own, pair[1] or "")[0] for own, pair in zip(parts, pairs, strict=True)).split())
+    parts = (part if isinstance(part, bytes) else part.encode("utf-8", "surrogateescape") for part, _ in pairs)
+    return " ".join("".join(decoded(part, pair[1] or "")[0] for part, pair in zip(parts, pairs, strict=True)).split())
 
 
 def _body(part: Any) -> str:
@@ -189,8 +189,8 @@ def _body(part: Any) -> str:
     if kind == "message/delivery-status":  # a block of headers a recipient
         return "\n".join(map(str, part.get_payload()))
     if part.is_multipart():
-        inner = sorted(part.iter_parts(), key=lambda own: own.get_content_type() == "text/calendar")
-        texts = [(own.get_content_type(), text) for own in inner if re.search(r"\w", text := _body(own))]
+        inner = sorted(part.iter_parts(), key=lambda child: child.get_content_type() == "text/calendar")
+        texts = [(child.get_content_type(), text) for child in inner if re.search(r"\w", text := _body(child))]
         if kind != "multipart/alternative" or not texts:
             return "\n\n".join(text for _, text in texts)
         most = _FULLER * len(first := texts[0][1])
@@ -220,10 +220,10 @@ def pdf(path: Path, content: bytes) -> Parts:
     except pypdfium2.PdfiumError as error:
         raise UnreadableError("encrypted" if "password" in str(error).lower() else "broken") from None
     title = book.get_metadata_value("Title").strip()
-    for number, own in enumerate(book, start=1):
-        text = _joined(own.get_textpage().get_text_bounded())
-        text = "\n".join(filter(None, (text, *dict.fromkeys(_notes(own)))))
-        own.close()
+    for number, page in enumerate(book, start=1):
+        text = _joined(page.get_textpage().get_text_bounded())
+        text = "\n".join(filter(None, (text, *dict.fromkeys(_notes(page)))))
+        page.close()
         yield Part(f"page={number}", title if " " in title else name_of(path), text)
 
 
@@ -249,5 +249,5 @@ def _joined(text: str) -> str:
     text = text.replace("\r\n", "\n").replace("\uf001", "fi").replace("\uf002", "fl")  # as Windows' fonts name these
     text = re.sub(r"(\w-\w{1,30})[\x02\ufffe]\s*(?=[^\W\d_])", r"\1-", text)
     text = re.sub(r"(?:[\x02\ufffe]|\u00ad)\s*\n?(?=[^\W\d_])(?![A-Z])|\u00ad", "", text)
-    text = re.sub("[\ufb00-\ufb06]", lambda own: unicodedata.normalize("NFKC", own[0]), text)  # ligatures, such as fi
+    text = re.sub("[\ufb00-\ufb06]", lambda sign: unicodedata.normalize("NFKC", sign[0]), text)  # ligatures, such as fi
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", "", re.sub("[\x02\ufffe]", "-", text))

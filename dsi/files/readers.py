@@ -26,7 +26,7 @@ READERS: dict[str, Callable[[Path, bytes], Parts]] = {
     **dict.fromkeys((".md", ".markdown", ".mdx", ".qmd", ".rmd", ".rst"), texts.markup),
     **dict.fromkeys((".html", ".htm", ".xhtml"), pages.page),
     ".pdf": pages.pdf,
-    **dict.fromkeys((".docx", ".docm", ".dotx", ".dotm"), lambda path, own: office.document(path, own, READERS)),
+    **dict.fromkeys((".docx", ".docm", ".dotx", ".dotm"), lambda path, data: office.document(path, data, READERS)),
     **dict.fromkeys((".pptx", ".pptm", ".ppsx", ".ppsm", ".potx", ".potm"), office.slides),
     **dict.fromkeys((".xlsx", ".xlsm", ".xltx", ".xltm"), office.sheets),
     ".ipynb": texts.notebook,

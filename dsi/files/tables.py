@@ -33,7 +33,7 @@ def table_documents(
     path: Path, base: str, odd: Oddities, *, is_named: bool
 ) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yield the words that name each row in messages, its place in the table, and the row; new ids begin with `base`."""
-    taken, without_id, without_text, is_whole = dict[str, None](), 0, 0, True
+    columns, without_id, without_text, is_whole = dict[str, None](), 0, 0, True
     for number, (source, record) in enumerate(file_records(path, _encoding(path, odd, is_named))):
         place, row = f"row={source.rpartition(' ')[2]}", _with_plain_names(record)
         is_whole = _needs_nothing(row, path) if not number else is_whole
@@ -41,15 +41,15 @@ def table_documents(
             row["doc_id"] = f"{base}#{place}"
             without_id += 1
         if not is_whole and row.keys().isdisjoint(TEXT_KEYS):
-            found = _texts(row)
-            taken |= dict.fromkeys(found)
-            row = {"title": next(iter(found.values()), ""), **row, "text": "\n".join(map(": ".join, found.items()))}
+            texts = _texts(row)
+            columns |= dict.fromkeys(texts)
+            row = {"title": next(iter(texts.values()), ""), **row, "text": "\n".join(map(": ".join, texts.items()))}
             without_text += 1
         yield source, place, row
     if without_id:
         odd.count("rows of tables without a column id; file and row are their ids", path.name, without_id)
     if without_text:
-        names = ", ".join(map(printable, [*taken][:10]))
+        names = ", ".join(map(printable, [*columns][:10]))
         kind = f"rows of tables without a column text; these columns are their texts: {names}"
         odd.count(kind, path.name, without_text)
 
@@ -74,7 +74,7 @@ def _encoding(path: Path, odd: Oddities, is_named: bool) -> str:
 def _with_plain_names(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row of a sheet whose columns ID, Title and Text, however they are written, are id, title and text."""
     plain = (*ID_KEYS, *TEXT_KEYS, "title")
-    return {low if (low := key.lower()) in plain and low not in record else key: own for key, own in record.items()}
+    return {low if (low := key.lower()) in plain and low not in record else key: value for key, value in record.items()}
 
 
 def _needs_nothing(record: Mapping[str, Any], path: Path) -> bool:
@@ -88,6 +88,6 @@ def _needs_nothing(record: Mapping[str, Any], path: Path) -> bool:
 
 def _texts(record: Mapping[str, Any]) -> dict[str, str]:
     """Return the values that are the text of a row: those that are texts, all if none is one."""
-    others = {key: own for key, own in record.items() if key not in (*ID_KEYS, *TEXT_KEYS, "title", "metadata")}
-    texts = {key: own for key, own in others.items() if isinstance(own, str)}
-    return texts or {key: str(own) for key, own in others.items() if not is_missing(own)}
+    columns = {key: value for key, value in record.items() if key not in (*ID_KEYS, *TEXT_KEYS, "title", "metadata")}
+    texts = {key: value for key, value in columns.items() if isinstance(value, str)}
+    return texts or {key: str(value) for key, value in columns.items() if not is_missing(value)}

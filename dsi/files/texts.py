@@ -63,22 +63,22 @@ class Part(NamedTuple):
     text: str
     metadata: Mapping[str, Any] = {}
     odd: str = ""
-    """What is odd of its file, as `Oddities.count` takes it."""
+    """What is odd about its file, as `Oddities.count` takes it."""
 
 
 Parts = Iterator[Part]
 
 
 def decoded(content: bytes, declared: str = "") -> tuple[str, str]:
-    """Return a text, and what is odd of it if nothing declares that it is not UTF-8; a wrong byte or two do not make it so."""
+    """Return a text, and what is odd about it if it is not UTF-8 and nothing says so; it may have a wrong byte or two."""
     if not content.isascii():
         with suppress(UnicodeDecodeError):  # what is UTF-8 is nothing else, whatever it says
             return _with_lines(content.decode("utf-8-sig")), ""
     with suppress(LookupError, UnicodeError):  # or it is not what it says
         name = codecs.lookup(declared).name
-        own = content.decode(name := _TAKEN.get(name, name))
-        if not _is_wrong(own, content, name):
-            return _with_lines(own), ""
+        text = content.decode(name := _TAKEN.get(name, name))
+        if not _is_wrong(text, content, name):
+            return _with_lines(text), ""
     name, odd = encoding_of(content)
     return _with_lines(content.decode(name, errors="replace").removeprefix("\ufeff")), odd
 
@@ -93,19 +93,18 @@ def _is_wrong(text: str, content: bytes, encoding: str) -> bool:
     if encoding in ("cp1252", "utf-8") and _has_escapes(content):
         return True
     is_foreign = encoding == "cp1252" and len(re.findall(r"[^\W\d_a-zA-Z]", text)) > len(re.findall("[a-zA-Z]", text))
-    is_swapped = len(re.findall("[а-яё][А-ЯЁ]", text)) > len(
-        re.findall("[А-ЯЁ][а-яё]", text)
-    )  # Windows-1251 and KOI8-R
+    # Windows-1251 and KOI8-R
+    is_swapped = len(re.findall("[а-яё][А-ЯЁ]", text)) > len(re.findall("[А-ЯЁ][а-яё]", text))
     return is_foreign or is_swapped or _odd(text) * 10 > min(len(text), _SEEN)
 
 
 def _has_escapes(content: bytes) -> bool:
-    """True if a text turns to letters of two bytes, as ISO-2022 and HZ do."""
+    """True if a text switches to letters of two bytes, as ISO-2022 and HZ do."""
     return b"\x1b$" in content or (b"~{" in content and _HZ.search(content) is not None)
 
 
 def encoding_of(content: bytes) -> tuple[str, str]:
-    """Return the encoding of a text, and what is odd of it if that is not UTF-8."""
+    """Return the encoding of a text, and what is odd about it if that is not UTF-8."""
     text = content.decode("utf-8-sig", errors="replace")
     wrong, letters = text.count("\ufffd"), len(content) - len(content.decode("ascii", errors="ignore"))
     # as UTF-16, ISO-2022 and HZ are; a few zeros are in other texts, too
@@ -129,30 +128,29 @@ def encoding_of(content: bytes) -> tuple[str, str]:
     tries = [(content, usual), (told, eras.ALL), (told, usual), (told, usual)][is_wide or letters >= _FEW :]
     texts = dict[str, str]()
     for sample, era in tries:
-        found = chardet.detect(sample, encoding_era=era, exclude_encodings=[*texts] or None)["encoding"]
-        name = codecs.lookup(found or "latin-1").name
+        encoding = chardet.detect(sample, encoding_era=era, exclude_encodings=[*texts] or None)["encoding"]
+        name = codecs.lookup(encoding or "latin-1").name
         name = _TAKEN.get(name, name)
         texts[name] = content.decode(name, errors="replace")
         if _odd(texts[name]) * 10 <= min(letters, _SEEN):
             break
-    for other in [other for own, other in _LIKE.items() if own in texts and _odd(texts[own])]:
+    for other in [other for like, other in _LIKE.items() if like in texts and _odd(texts[like])]:
         texts[other] = content.decode(other, errors="replace")
-    if _odd(texts[name]) * 50 > min(
-        len(content), _SEEN
-    ):  # of the two bytes of a letter, those that come first differ less
+    # of the two bytes of a letter, those that come first differ less
+    if _odd(texts[name]) * 50 > min(len(content), _SEEN):
         name = f"utf-16-{'be' if len({*content[::2]}) < len({*content[1::2]}) else 'le'}"
         texts[name] = content.decode(name, errors="replace")
-    name = min(texts, key=lambda own: _odd(texts[own]))
+    name = min(texts, key=lambda candidate: _odd(texts[candidate]))
     if _odd(texts[name]) * 10 > min(len(texts[name]), _SEEN):
         raise UnreadableError("not text")
     return name, _TOLD
 
 
 def _odd(text: str) -> int:
-    """Return how many of the first characters of a text are none in its encoding, or ones that no text has."""
-    own = text[:_SEEN]
-    none = sum(sign == "\ufffd" or category(sign) in ("Cn", "Co", "Cs") for sign in own)
-    return none + len(_CONTROLS.findall(own)) + len(_MIXED.findall(own))
+    """Return how many of the first characters of a text its encoding does not have, or no text does."""
+    head = text[:_SEEN]
+    none = sum(sign == "\ufffd" or category(sign) in ("Cn", "Co", "Cs") for sign in head)
+    return none + len(_CONTROLS.findall(head)) + len(_MIXED.findall(head))
 
 
 def name_of(path: Path) -> str:
@@ -167,33 +165,33 @@ def heading(text: str, path: Path) -> str:
 
 def text(path: Path, content: bytes) -> Parts:
     """Yield a text, whose title is the name of its file."""
-    own, odd = decoded(content)
-    yield Part("line=1", name_of(path), own, odd=odd)
+    text, odd = decoded(content)
+    yield Part("line=1", name_of(path), text, odd=odd)
 
 
 def code(path: Path, content: bytes) -> Parts:
     """Yield source code or the like."""
-    own, odd = decoded(content)
-    yield Part("line=1", path.name, own, odd=odd)
+    text, odd = decoded(content)
+    yield Part("line=1", path.name, text, odd=odd)
 
 
 def markup(path: Path, content: bytes) -> Parts:
     """Yield a text in Markdown or reStructuredText; its title is that of the front matter, else its first heading."""
-    own, odd = decoded(content)
-    found = _FRONT.match(own[: 2**16]) if path.suffix.lower() != ".rst" else None
+    text, odd = decoded(content)
+    head = _FRONT.match(text[: 2**16]) if path.suffix.lower() != ".rst" else None
     front, start = {}, 0
-    if found:
+    if head:
         try:
-            front, start = _front_matter(found[2] or "", is_toml=found[1] == "+++"), found.end()
+            front, start = _front_matter(head[2] or "", is_toml=head[1] == "+++"), head.end()
         except (ValueError, RecursionError):  # it may be a text between two rules
             odd = odd or _NO_FRONT_MATTER
-            front = dict(_TITLE.findall(found[2] or ""))
+            front = dict(_TITLE.findall(head[2] or ""))
     titles = [front.pop(key) for key in list(front) if key.lower() == "title"]
     title = titles[0] if titles and titles[0] is not None else ""
     words = ", ".join(map(str, title)) if isinstance(title, list) else str(title)
     words = "" if isinstance(title, dict) else plain_words(words)
-    body = own[found.end() if found else 0 :]
-    yield Part(f"line={1 + own.count(chr(10), 0, start)}", words or heading(body, path), own[start:], front, odd)
+    body = text[head.end() if head else 0 :]
+    yield Part(f"line={1 + text.count(chr(10), 0, start)}", words or heading(body, path), text[start:], front, odd)
 
 
 def _front_matter(text: str, *, is_toml: bool) -> dict[str, Any]:
@@ -208,7 +206,7 @@ def _front_matter(text: str, *, is_toml: bool) -> dict[str, Any]:
         raise ValueError("no keys")
     titles = dict(_TITLE.findall(text))  # as they are written, such as 007, 12:30 or Yes
     return {
-        str(key): titles.get(key, own) if isinstance(own, int | float | date) else own for key, own in front.items()
+        str(key): titles.get(key, read) if isinstance(read, int | float | date) else read for key, read in front.items()
     }
 
 
@@ -216,8 +214,8 @@ def notebook(path: Path, content: bytes) -> Parts:
     """Yield the cells of a notebook, code in fences."""
     book = json.loads(content.decode("utf-8-sig"))
     sheets = book.get("worksheets", [book])  # of the format before 2015
-    own = "\n".join(_cell(cell) for sheet in sheets for cell in sheet["cells"])
-    yield Part("", heading(own, path), own)
+    text = "\n".join(_cell(cell) for sheet in sheets for cell in sheet["cells"])
+    yield Part("", heading(text, path), text)
 
 
 def _cell(cell: Mapping[str, Any]) -> str:
@@ -227,5 +225,5 @@ def _cell(cell: Mapping[str, Any]) -> str:
         return f"{'#' * cell['level']} {source}\n"
     if cell["cell_type"] != "code":
         return f"{source}\n"
-    fence = "`" * max(3, *(1 + len(found) for found in re.findall("`+", source)), 0)
+    fence = "`" * max(3, *(1 + len(ticks) for ticks in re.findall("`+", source)), 0)
     return f"{fence}\n{source}\n{fence}\n"

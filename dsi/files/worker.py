@@ -21,7 +21,7 @@ from dsi.files.readers import parts_of
 from dsi.files.texts import Part, UnreadableError, what_it_is
 
 _SECONDS, _SECONDS_A_MEGABYTE = 5, 2
-"""Of the processor that a file may take; of several, those behind the ones that took it are asked for again."""
+"""Of the processor that the files of one call may take, and more a megabyte; those behind a slow one are asked for again."""
 _MEMORY = 3 * 2**28
 """Bytes of the child, at most."""
 _CHARACTERS = 2**26
@@ -60,30 +60,30 @@ class Worker:
 
     def answers(self, paths: Sequence[Path]) -> list[Answer]:
         """Return what stands in the files that were asked for; one that ends the child as the first of them is left out."""
-        found = list[Answer]()
-        while len(found) < len(paths):
-            answered = self._take(len(paths) - len(found))
+        answers = list[Answer]()
+        while len(answers) < len(paths):
+            answered = self._take(len(paths) - len(answers))
             why = self._why or "broken (they crash the parser)"
-            found += answered or [Answer([], UnreadableError(why))]
+            answers += answered or [Answer([], UnreadableError(why))]
             if self._child is None:
-                self.ask(paths[len(found) :])
-        return found
+                self.ask(paths[len(answers) :])
+        return answers
 
     def _take(self, number: int) -> list[Answer]:
         """Return the answers of some files, fewer if the child ends."""
-        found, parts = list[Answer](), list[Part]()
+        answers, parts = list[Answer](), list[Part]()
         for line in self._running().stdout or ():
             if not line.endswith(b"\n"):  # it ended within an answer
                 break
             if not isinstance(answer := json.loads(line), str):
                 parts.append(Part(*answer))
                 continue
-            found.append(Answer(parts, UnreadableError(answer) if answer else None))
+            answers.append(Answer(parts, UnreadableError(answer) if answer else None))
             parts = []
-            if len(found) == number:
-                return found
+            if len(answers) == number:
+                return answers
         self.close()
-        return found
+        return answers
 
     def _running(self) -> "subprocess.Popen[bytes]":
         """Return the child, started if there is none."""

@@ -18,7 +18,7 @@ class DocidSearch(CorpusSearch):
     """Searches the corpora that BEIR's `EvaluateRetrieval` is given.
 
     Equal scores differ in the last digit, so that BEIR ranks as the search does. A query that is a document itself leaves
-    that out: k others are returned. `encode_and_retrieve`, which keeps embeddings in files of its own, is not for an index.
+    that out: k others are returned. `encode_and_retrieve`, which keeps embeddings in files, is not for an index.
 
     Args:
         retriever: the index, or its folder, which has to hold the documents of a corpus. By default each corpus is indexed by

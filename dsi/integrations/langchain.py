@@ -30,7 +30,7 @@ class DocidRetriever(BaseRetriever):
     """Searches an index: from a query to documents of LangChain, best first.
 
     `page_content` is the text of a document, or its title if the index keeps no texts. `metadata` holds the metadata of the
-    collection, and doc_id, title, rank (from 1) and score; a document's own rank and score are `metadata.rank` and
+    collection, and doc_id, title, rank (from 1) and score; columns rank and score of the collection are `metadata.rank` and
     `metadata.score`. `invoke`, `ainvoke`, `batch` and `abatch` take `k` and search options for one call, as in `invoke(query,
     k=5, where="year > 2000")`.
 

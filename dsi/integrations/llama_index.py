@@ -43,7 +43,7 @@ _OPERATORS = {
     FilterOperator.TEXT_MATCH_INSENSITIVE: "{column} like {value} escape '!'",
     FilterOperator.IS_EMPTY: "{column} is empty",
 }
-"""As LlamaIndex's own stores understand them: a missing value differs from every value."""
+"""As LlamaIndex's stores understand them: a missing value differs from every value."""
 _NOTHING, _EVERYTHING = "{column} is null and {column} is not null", "{column} is null or {column} is not null"
 _LISTS = {
     FilterOperator.IN: _NOTHING, FilterOperator.NIN: _EVERYTHING, FilterOperator.ANY: _NOTHING,
@@ -139,9 +139,9 @@ def _condition(part: MetadataFilter) -> str:
         value = "%" + "".join(f"!{character}" if character in "!%_" else character for character in value) + "%"
     values = value if isinstance(value, list) else [value]
     form = _OPERATORS[operator] if values else _LISTS[operator]
-    literals = [_literal(own) for own in values if own is not None]
-    each = literals if operator in _EACH and values else [", ".join(literals)]
-    return _EACH.get(operator, "").join(form.format(column=column, value=own) for own in each)
+    literals = [_literal(item) for item in values if item is not None]
+    operands = literals if operator in _EACH and values else [", ".join(literals)]
+    return _EACH.get(operator, "").join(form.format(column=column, value=operand) for operand in operands)
 
 
 def _literal(value: str | int | float) -> str:

@@ -58,7 +58,7 @@ class DocidSearch(CorpusSearch):
 
     @cached_property
     def mteb_model_meta(self) -> ModelMeta:
-        """Name and a revision of its own, so that MTEB takes no results of another index or other options from its cache."""
+        """Name and a new revision, so that MTEB takes no results of another index or other options from its cache."""
         return ModelMeta.create_empty({"name": self.name, "revision": uuid4().hex})
 
     def index(self, corpus: datasets.Dataset, **_: Any) -> None:
@@ -155,9 +155,8 @@ def retrieval_task(collection: Collection, split: str = "test", name: str = "") 
         "relevant_docs": collection.qrels[split],
         "top_ranked": None,
     }
-    ignores = bool(common) and all(
-        own in collection.identical.get(own, ()) for own in common
-    )  # MTEB's is for all ids that look alike
+    # MTEB's is for all ids that look alike
+    ignores = bool(common) and all(query_id in collection.identical.get(query_id, ()) for query_id in common)
     members = {"metadata": metadata, "part": part, "ignore_identical_ids": ignores}
     kind = type(f"{name}Task", (_CollectionTask,), members)
     task: AbsTaskRetrieval = kind()

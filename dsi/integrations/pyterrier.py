@@ -55,20 +55,20 @@ class _Searcher(pt.Transformer):
         """Return the documents found for each row of a query frame; a query that is a document itself leaves it out."""
         pt.validate.query_frame(inp, ["query"])
         index, k = copy(self.retriever), self.num_results
-        qids, queries = list(map(str, inp["qid"])), [text(own, f"Query {row}") for row, own in enumerate(inp["query"])]
-        own = index.snapshot.documents.identical_ids(dict(zip(qids, queries, strict=True)))
-        identical = {str(row): frozenset({qid}) for row, qid in enumerate(qids) if qid in own}
+        qids, queries = list(map(str, inp["qid"])), [text(query, f"Query {n}") for n, query in enumerate(inp["query"])]
+        alike = index.snapshot.documents.identical_ids(dict(zip(qids, queries, strict=True)))
+        identical = {str(row): frozenset({qid}) for row, qid in enumerate(qids) if qid in alike}
         numbered = {str(row): query for row, query in enumerate(queries)}
-        run = self._search_of(index)(numbered, k + bool(own)) if numbered else {}
-        found = run_without_ties(without_identical(run, identical, k)).values()
-        rows = np.repeat(np.arange(len(queries)), [len(documents) for documents in found])
+        run = self._search_of(index)(numbered, k + bool(alike)) if numbered else {}
+        answers = run_without_ties(without_identical(run, identical, k)).values()
+        rows = np.repeat(np.arange(len(queries)), [len(documents) for documents in answers])
         return (
             inp.iloc[rows]
             .reset_index(drop=True)
             .assign(
-                docno=pd.Series([docno for documents in found for docno in documents], dtype=str),
-                score=np.array([score for documents in found for score in documents.values()], dtype=np.float64),
-                rank=np.array([rank for documents in found for rank in range(len(documents))], dtype=np.int64),
+                docno=pd.Series([docno for documents in answers for docno in documents], dtype=str),
+                score=np.array([score for documents in answers for score in documents.values()], dtype=np.float64),
+                rank=np.array([rank for documents in answers for rank in range(len(documents))], dtype=np.int64),
             )
         )
 

@@ -39,9 +39,9 @@ def find(
 ) -> Iterator[list[tuple[Hit, Document]]]:
     """Yield the hits of each query with their documents, all of one moment of the index."""
     index = copy(retriever)
-    found = index.search(list(queries), k, **options)
-    documents = iter(index.get([hit.doc_id for hits in found for hit in hits]))
-    for hits in found:
+    answers = index.search(list(queries), k, **options)
+    documents = iter(index.get([hit.doc_id for hits in answers for hit in hits]))
+    for hits in answers:
         yield [(hit, next(documents)) for hit in hits]
 
 

@@ -1,4 +1,4 @@
-"""Where a score lies among the best scores of questions that an index's own documents answer.
+"""Where a score lies among the best scores of questions that an index's documents answer.
 
 The questions are sentences that were taken out of documents (`dsi.measuring.cloze`), so they need no labels. It says how good
 an answer is beside others of this index, with its encoder and weights, and not whether it is right.
@@ -19,7 +19,7 @@ _STEPS = 21
 _FLAT = 1e-3
 """Scores that differ by less say nothing: the documents are alike."""
 _CHANGED = 0.1
-"""Share of an index that updates may change before its questions are other ones."""
+"""Share of an index that updates may change before its questions no longer stand for it."""
 
 
 @dataclass(frozen=True)

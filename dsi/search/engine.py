@@ -130,15 +130,15 @@ class Engine(ABC):
         batches = progress(encoded.batches, "search", unit="batch") if show_progress else encoded.batches
         results = [method.retrieve(batch, request, trace) for batch in batches]
         k = results[0].positions.shape[1] if results else 0
-        whole = SearchResult.empty(encoded.count, k)
+        merged = SearchResult.empty(encoded.count, k)
         for batch, result in zip(encoded.batches, results, strict=True):
-            whole.put(batch.numbers, result)
+            merged.put(batch.numbers, result)
         unasked = {*encoded.empty}
         empty = np.array(sorted({*unasked, *refused}), dtype=np.int64)
-        whole.put(empty, SearchResult.empty(len(empty), k))
-        whole.exact[refused] = False
-        _check_finite(whole, request.config)
-        return whole.down_to(request.min_score)
+        merged.put(empty, SearchResult.empty(len(empty), k))
+        merged.exact[refused] = False
+        _check_finite(merged, request.config)
+        return merged.down_to(request.min_score)
 
     def rank(
         self, encoded: EncodedQueries, request: SearchRequest, candidates: Sequence[Sequence[int]]
@@ -149,8 +149,8 @@ class Engine(ABC):
         """
         encoded, refused = encoded.cleaned()
         _warn_refused(encoded, refused)
-        given = [[] if row in refused else rows for row, rows in enumerate(candidates)]
-        candidates = self._permitted(encoded, request, given)
+        searchable = [[] if row in refused else rows for row, rows in enumerate(candidates)]
+        candidates = self._permitted(encoded, request, searchable)
         counts = np.array([len(rows) for rows in candidates], dtype=np.int64)
         most = int(counts.max(initial=0))
         result = SearchResult.empty(encoded.count, min(request.k, most))

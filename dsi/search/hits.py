@@ -137,7 +137,7 @@ class Hit:
 
     @property
     def percentile(self) -> float | None:
-        """How many of 100 questions that the index's own documents answer have a lower best score, filter or not.
+        """How many of 100 questions that the index's documents answer have a lower best score, filter or not.
 
         It moves with encoder, language and size of the collection; it is no probability. None where the index is too small to
         know, for other weights than it was tuned with, and for hits that do not know their search.
@@ -209,7 +209,7 @@ class Hit:
         return found | {name: value for name, value in further.items() if value}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Hit, tuple(getattr(self, own.name) for own in fields(self))
+        return Hit, tuple(getattr(self, attribute.name) for attribute in fields(self))
 
 
 def label_of(doc_id: str, title: str, text: str | None) -> str:
@@ -343,10 +343,10 @@ class Hits(list[Hit]):
             title = hit.title if hit.title.strip() else hit.label
             label = _marked(cut_at_matches(title, matches, "title"), escape, mark)
             ends = _excerpts(hit, matches)
-            place = [str(own) for own in [locate(hit.metadata, hit.text, ends[0])] if own]
-            facts = [hit.doc_id, *place, *(f"{name}: {value}" for name, value in hit.own_metadata.items())]
-            excerpts = [_marked_excerpt(hit.text, own, matches, escape, mark) for own in ends if hit.text]
-            body = "".join(f"<br>{own}" for own in excerpts)
+            facts = [hit.doc_id, *(f"{name}: {value}" for name, value in hit.own_metadata.items())]
+            if place := locate(hit.metadata, hit.text, ends[0]):
+                facts.insert(1, str(place))
+            body = "".join(f"<br>{_marked_excerpt(hit.text, span, matches, escape, mark)}" for span in ends if hit.text)
             items.append(f"<li><b>{label}</b> {hit.score:.3f}{body}<br><small>{escape(' · '.join(facts))}</small></li>")
         return f"<div><b>{escape(self.query)}</b>: {escape(self._summary)}<ol>{''.join(items)}</ol></div>"
 
@@ -395,7 +395,7 @@ class Evidence(list[Passage]):
         self.query, self.tokens, self.coverage, self.missing = query, tokens, coverage, list(missing)
 
     def __str__(self) -> str:
-        return "\n\n".join(f"[{number}] {_source(own)}\n{own.text}" for number, own in enumerate(self, 1))
+        return "\n\n".join(f"[{number}] {_source(passage)}\n{passage.text}" for number, passage in enumerate(self, 1))
 
 
 def _source(passage: Passage) -> str:
@@ -429,15 +429,15 @@ def _line(text: str) -> str:
     return printable(re.sub(r"\s+", " ", text))
 
 
-def _marked(found_in: Iterable[tuple[str, bool]], shown: Callable[[str], str], mark: Callable[[str], str]) -> str:
+def _marked(pieces: Iterable[tuple[str, bool]], shown: Callable[[str], str], mark: Callable[[str], str]) -> str:
     """Return pieces of a text, each as `shown` makes it, with those that were found marked."""
-    return "".join(mark(shown(piece)) if found else shown(piece) for piece, found in found_in)
+    return "".join(mark(shown(piece)) if is_match else shown(piece) for piece, is_match in pieces)
 
 
 def _excerpts(hit: Hit, matches: Sequence[Match]) -> list[tuple[int, int]]:
     """Return the ends of what is shown of each passage of a hit."""
-    ends = [(own.start, own.end) for own in hit.passages]
-    return [excerpt(hit.text, matches, within=own) for own in ends] if hit.text else ends
+    ends = [(passage.start, passage.end) for passage in hit.passages]
+    return [excerpt(hit.text, matches, within=span) for span in ends] if hit.text else ends
 
 
 def _marked_excerpt(
@@ -475,11 +475,11 @@ def excerpt(
     )
     sentences = [first, *(end.end() for end in SENTENCE_END.finditer(text, first, last))]
     starts = [first, *(_before(start, sentences, width) for start, _, _ in spans)]
-    found = [
+    sums = [
         sum(gains[word] for word in {word for a, b, word in spans if start <= a and b <= start + width})
         for start in starts
     ]
-    start = max(first, min(starts[int(np.argmax(found))], last - width))
+    start = max(first, min(starts[int(np.argmax(sums))], last - width))
     begin = start if start in sentences else max(first, cut_before(text, start - 1, width // 5) + 1)
     return begin, cut_before(text, begin + width, width // 5) if begin + width < last else last
 

@@ -198,8 +198,8 @@ def _faiss_lists(codes: Vectors, positions: Rows | None, rows: Rows | None, edge
     plain.pq, plain.by_residual, plain.is_trained, plain.ntotal = codec.quantizer(), False, True, int(edges[-1])
     for cell, (start, end) in enumerate(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)):
         if end > start:
-            own = slice(start, end) if positions is None else positions[start:end]
-            stored = np.ascontiguousarray(codes.numbers(own))  # [documents of the list, code bytes] uint8
+            places = slice(start, end) if positions is None else positions[start:end]
+            stored = np.ascontiguousarray(codes.numbers(places))  # [documents of the list, code bytes] uint8
             ids = np.arange(start, end) if rows is None else rows[start:end]
             plain.invlists.add_entries(cell, end - start, faiss.swig_ptr(ids), faiss.swig_ptr(stored))
 

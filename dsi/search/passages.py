@@ -1,10 +1,10 @@
 """Which pieces of a document's text an answer shows: those that would be found if each piece were a document of its own.
 
-A piece scores z.e_p + u b(p) + v tok(p): its vector, the words of the query that it holds, each by its rarity, and its tokens,
-of the best pieces alone. u is twice the weight of words in the document's score, or twice the distance of the document's best
-and worst vector if that is more: words choose among the pieces of one document more than among documents, and a code, a number
-or a name that found the document stands in its passage. Reads the pieces of answers alone. Knows nothing of how documents are
-found.
+A piece scores z.e_p + u b(p) + v tok(p): its vector, the words of the query that it holds, each by its rarity, and, of the
+best pieces alone, its tokens. u is twice the weight of words in the document's score, or twice the distance of the document's
+best and worst vector if that is more: words choose among the pieces of one document more than among documents, and a code, a
+number or a name that found the document stands in its passage. Reads the pieces of answers alone. Knows nothing of how
+documents are found.
 """
 
 from collections.abc import Sequence
@@ -60,8 +60,8 @@ class Words:
         for start, end, terms in occurrences(text[first : spans.max()], self.lexical.language, {*places}):
             for term in terms:
                 places[term].append((first + start, first + end))
-        for term, own in places.items():
-            starts, ends = np.array(own, dtype=np.int64).reshape(-1, 2).T[:, :, None]  # [2, places, 1]
+        for term, pairs in places.items():
+            starts, ends = np.array(pairs, dtype=np.int64).reshape(-1, 2).T[:, :, None]  # [2, places, 1]
             counts = ((spans[:, 0] <= starts) & (ends <= spans[:, 1])).sum(axis=0)  # [pieces]
             shares += self.factors[term] * (counts / (counts + self.lexical.k1)).astype(np.float32)
         return shares
@@ -82,7 +82,7 @@ def shown_pieces(
     """Return what each answer of a query shows of its text: the best piece, and if the request asks for several, those too."""
     several = request.passages > 1
     shown: list[Shown] = [(None, (Piece(0, len(text), score),) if several and text else ()) for _, text, score in found]
-    cut = [number for number, span in enumerate(tree.spans_at(np.array([own.position for own in found]))) if span]
+    cut = [number for number, span in enumerate(tree.spans_at(np.array([hit.position for hit in found]))) if span]
     if cut:
         scores = DocumentScores.from_request(tree, lexical, batch, request)
         words = Words(lexical, request.config.lexical_weight, batch.texts[0])
@@ -95,8 +95,8 @@ def shown_pieces(
 
 def scored_pieces(scores: DocumentScores, words: Words, found: Sequence[Found], count: int) -> list[list[ScoredPiece]]:
     """Return the best pieces, `count` at most, of each document that the one query of `scores` found, best first."""
-    tree, kept = scores.tree, list[tuple[Ints, Ints, Floats]]()
-    places, counts = tree.places_of(tree.doc_rows[[own.position for own in found]])
+    tree, candidates = scores.tree, list[tuple[Ints, Ints, Floats]]()
+    places, counts = tree.places_of(tree.doc_rows[[hit.position for hit in found]])
     edges = np.cumsum(counts)[:-1]
     with one_thread():
         dense = scores.dots(np.array([0]), places[None])[0]
@@ -105,27 +105,27 @@ def scored_pieces(scores: DocumentScores, words: Words, found: Sequence[Found], 
             spans = whole if tree.spans is None or len(at) == 1 else tree.spans[at]
             values = values + words.scores(values, text, spans)
             near = best(values, count)
-            kept.append((at[near], spans[near], values[near]))
-        late = scores.late_interaction(0, np.concatenate([at for at, _, _ in kept]))
+            candidates.append((at[near], spans[near], values[near]))
+        late = scores.late_interaction(0, np.concatenate([at for at, _, _ in candidates]))
     ranked = list[list[ScoredPiece]]()
     for (at, spans, values), more in zip(
-        kept, np.split(late, np.cumsum([len(at) for at, _, _ in kept])[:-1]), strict=True
+        candidates, np.split(late, np.cumsum([len(at) for at, _, _ in candidates])[:-1]), strict=True
     ):
         pieces = map(ScoredPiece, (values + more).tolist(), *spans.T.tolist(), at.tolist())
-        ranked.append(sorted(pieces, key=lambda own: -own.score))
+        ranked.append(sorted(pieces, key=lambda piece: -piece.score))
     return ranked
 
 
-def _apart(pieces: Sequence[ScoredPiece], found: Found, count: int) -> tuple[Piece, ...]:
+def _apart(pieces: Sequence[ScoredPiece], hit: Found, count: int) -> tuple[Piece, ...]:
     """Return the best `count` pieces, in their order in the text; what two of them share belongs to the better one."""
     apart = list[Piece]()
     for score, start, end, _ in pieces:
-        for own in sorted(apart):
-            if own.start <= start:
-                start = max(start, own.end)
+        for piece in sorted(apart):
+            if piece.start <= start:
+                start = max(start, piece.end)
             else:
-                end = min(end, own.start)
-        has_words = found.text is None or any(map(str.isalnum, found.text[start:end]))
+                end = min(end, piece.start)
+        has_words = hit.text is None or any(map(str.isalnum, hit.text[start:end]))
         if start < end and has_words and len(apart) < count:
-            apart.append(Piece(start, end, found.score + score - pieces[0].score))
+            apart.append(Piece(start, end, hit.score + score - pieces[0].score))
     return tuple(sorted(apart))

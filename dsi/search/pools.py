@@ -148,7 +148,7 @@ class PoolSources(Sources):
         walked = self._best_below(queries, nodes, below)
         scores = self.scores
         if scores.lexical is None and scores.extra is None and scores.recalled is None:
-            return [own.pool for own in walked]
+            return [documents.pool for documents in walked]
         return [self._gather(*pair) for pair in zip(queries, walked, strict=True)]
 
     def rescore(self, queries: Sequence[int], pools: Sequence[tuple[Ints, Floats]]) -> list[tuple[Ints, Floats]]:
@@ -182,10 +182,10 @@ class PoolSources(Sources):
         _, first, inverse = np.unique(rows, return_index=True, return_inverse=True)
         sources = np.bincount(inverse, bits).astype(np.uint8)  # no source has a document twice
         order = np.argsort(positions[first])
-        kept = first[order]
-        parts = np.stack([dense[kept], *self._others(query, rows[kept], lexical[kept])])
-        read = walked.read + len(kept) - len(walk_rows)
-        return Pool(positions[kept], parts, sources[order], (walked.cut, word_cut, extra_cut, 0.0), read)
+        chosen = first[order]
+        parts = np.stack([dense[chosen], *self._others(query, rows[chosen], lexical[chosen])])
+        read = walked.read + len(chosen) - len(walk_rows)
+        return Pool(positions[chosen], parts, sources[order], (walked.cut, word_cut, extra_cut, 0.0), read)
 
     def _others(self, query: int, rows: Ints, lexical: Floats) -> tuple[Floats, Floats, Floats]:
         """Return the parts of the scores beside the dense one, each [n], of documents [n] for one query."""
@@ -197,32 +197,30 @@ class PoolSources(Sources):
         `below`: for each query, [m] docid positions of documents below these nodes, or of the best by their codes.
         """
         if self._allowed is not None:
-            below = [own[self._allowed[own]] for own in below]
-        found = (
-            self._best_places(queries, below) if self.tree.most_places == 1 else self._best_documents(queries, below)
-        )
-        return [self._bound(*pair) if len(pair[1]) else _NOTHING for pair in zip(found, nodes, strict=True)]
+            below = [places[self._allowed[places]] for places in below]
+        best = self._best_places(queries, below) if self.tree.most_places == 1 else self._best_documents(queries, below)
+        return [self._bound(*pair) if len(pair[1]) else _NOTHING for pair in zip(best, nodes, strict=True)]
 
     def _best_places(self, queries: Sequence[int], below: Sequence[Ints]) -> "Iterator[_Walked]":
         """Yield the best of docid positions [m] of each query, where each document has one."""
-        counts = np.array([len(own) for own in below])
+        counts = np.array([len(places) for places in below])
         positions = pad(np.concatenate(below), counts)  # [queries, most]
         dense = self.scores.dots(np.asarray(queries), positions)
         chosen, cuts = highest_in_rows(dense, self.count)
-        for own, *line in zip(chosen, positions, dense, cuts.tolist(), counts.tolist(), strict=True):
-            yield _Walked(line[0][own], line[1][own], line[2], line[3])
+        for mask, places, scores, *rest in zip(chosen, positions, dense, cuts.tolist(), counts.tolist(), strict=True):
+            yield _Walked(places[mask], scores[mask], *rest)
 
     def _best_documents(self, queries: Sequence[int], below: Sequence[Ints]) -> "Iterator[_Walked]":
         """Yield the best documents of each query, of those with a place at docid positions [m].
 
         Each by its best place anywhere, so that shards, which hold all places of a document, choose as one process does.
         """
-        for query, own in zip(queries, below, strict=True):
-            positions, dense = self.scores.dense(query, np.unique(self.tree.doc_rows[own]))
+        for query, places in zip(queries, below, strict=True):
+            positions, dense = self.scores.dense(query, np.unique(self.tree.doc_rows[places]))
             order = np.argsort(positions)
             positions, dense = positions[order], dense[order]
-            kept, cut = highest_and_rest(dense, self.count)
-            yield _Walked(positions[kept], dense[kept], cut, len(own))
+            top, cut = highest_and_rest(dense, self.count)
+            yield _Walked(positions[top], dense[top], cut, len(places))
 
     def _bound(self, walked: "_Walked", nodes: Ints) -> "_Walked":
         """Return the documents with the bound of the others and what was read, where those below nodes have codes."""
@@ -261,13 +259,13 @@ class AllDocuments:
         `plain`: [queries, places] scores without late interaction, -inf at all but the best place of a document.
         """
         together, end = None, first + len(plain)
-        for query, own in enumerate(plain, start=first):
-            scores, compared = own, 0
+        for query, row in enumerate(plain, start=first):
+            scores, compared = row, 0
             if together is not None:
-                scores, compared = own + together[query - end], int((own > -np.inf).sum())
+                scores, compared = row + together[query - end], int((row > -np.inf).sum())
             elif self.scores.has_tokens:
-                scores, compared = self._with_tokens(query, own, k)
-                if compared > _MUCH * len(own) and query + 1 < end:
+                scores, compared = self._with_tokens(query, row, k)
+                if compared > _MUCH * len(row) and query + 1 < end:
                     together = self.scores.late_interaction_of_all(slice(query + 1, end))
             positions, best_scores = self._best(scores, k)
             sources = np.zeros(len(positions), dtype=np.uint8)

@@ -60,7 +60,7 @@ class QueryBatch(NamedTuple):
         return is_usable(self.embeddings) & (np.isfinite(self.states).all(axis=2) | ~self.mask).all(axis=1)
 
     def cleaned(self, usable: Bools) -> Self:
-        """Return the queries with zeros in place of what is not finite of those that are not usable [n]."""
+        """Return the queries with zeros for the vectors of those that are not `usable` [n]."""
         if usable.all():
             return self
         embeddings = np.where(usable[:, None], self.embeddings, np.float32(0))
@@ -92,7 +92,7 @@ class EncodedQueries:
 
     @property
     def empty(self) -> list[int]:
-        """The numbers of the queries whose text is empty; vectors without texts are none."""
+        """The numbers of the queries whose text is empty; vectors without texts do not count."""
         batches = (batch for batch in self.batches if batch.has_texts)
         return sorted(
             number
@@ -108,18 +108,18 @@ class EncodedQueries:
         found: dict[int, EncodedQueries] = {}
         for batch in self.batches:
             for place, number in enumerate(batch.numbers.tolist()):
-                own = batch.select(np.array([place]))._replace(numbers=np.zeros(1, dtype=np.int64))
-                found[number] = EncodedQueries([self.query_ids[number]], [own])
+                query = batch.select(np.array([place]))._replace(numbers=np.zeros(1, dtype=np.int64))
+                found[number] = EncodedQueries([self.query_ids[number]], [query])
         return [found[number] for number in range(self.count)]
 
     def cleaned(self) -> tuple["EncodedQueries", list[int]]:
-        """Return the queries with zeros in place of what is not finite, and the numbers of those that have such vectors."""
+        """Return the queries with zeros for vectors that are not finite, and the numbers of the queries that had such."""
         usable = [batch.usable for batch in self.batches]
         pairs = list(zip(self.batches, usable, strict=True))
-        numbers = sorted(int(number) for batch, own in pairs for number in batch.numbers[~own])
+        numbers = sorted(int(number) for batch, finite in pairs for number in batch.numbers[~finite])
         if not numbers:
             return self, numbers
-        return EncodedQueries(self.query_ids, [batch.cleaned(own) for batch, own in pairs]), numbers
+        return EncodedQueries(self.query_ids, [batch.cleaned(finite) for batch, finite in pairs]), numbers
 
     def check_usable(self) -> None:
         """Raise ValueError if the vectors of a query are not finite."""
@@ -156,31 +156,31 @@ def encode_texts(
     if plain(int, batch_size, "batch_size") < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
     texts, tokens = encoder.read_queries([query if query.strip() else _NOTHING for query in queries])
-    shares, counts = encoder.shares_read(texts, tokens), np.array([len(own) for own in tokens], dtype=np.int64)
+    shares, counts = encoder.shares_read(texts, tokens), np.array([len(row) for row in tokens], dtype=np.int64)
     order, batches = np.argsort(-counts, kind="stable"), list[QueryBatch]()
     with Bar("queries", unit="query", total=len(order)) if show_progress else nullcontext() as bar:
         for start in range(0, len(order), batch_size):
             numbers = order[start : start + batch_size]
-            own, cut = ([of[number] for number in numbers.tolist()] for of in (queries, texts))
-            encoded = _encoded(encoder, cut, counts[numbers])
-            batches.append(QueryBatch(numbers, *encoded[:3], own, encoded.words, cut, shares_read=shares[numbers]))
+            raw, read = ([source[number] for number in numbers.tolist()] for source in (queries, texts))
+            encoded = _encoded(encoder, read, counts[numbers])
+            batches.append(QueryBatch(numbers, *encoded[:3], raw, encoded.words, read, shares_read=shares[numbers]))
             if bar is not None:
                 bar.update(len(numbers))
     return EncodedQueries(query_ids, batches)
 
 
 def _encoded(encoder: TextEncoder, texts: Sequence[str], counts: Ints) -> EncodedTexts:
-    """Return what the encoder makes of texts, in passes of few, given how many tokens they have, in descending order."""
-    found = [encoder.forward(texts[own], "query") for own in passes(counts.tolist(), encoder.batch_size)]
-    if len(found) == 1:
-        return found[0]
-    length = max(own.mask.shape[1] for own in found)
+    """Encode texts in small passes; `counts`: [n] how many tokens they have, in descending order."""
+    parts = [encoder.forward(texts[span], "query") for span in passes(counts.tolist(), encoder.batch_size)]
+    if len(parts) == 1:
+        return parts[0]
+    length = max(part.mask.shape[1] for part in parts)
 
     def join(arrays: Sequence[Numbers]) -> Numbers:
-        shapes = ([(0, 0), (0, length - own.shape[1]), *[(0, 0)] * (own.ndim - 2)] for own in arrays)
+        shapes = ([(0, 0), (0, length - array.shape[1]), *[(0, 0)] * (array.ndim - 2)] for array in arrays)
         return np.concatenate([np.pad(*pair) for pair in zip(arrays, shapes, strict=True)])
 
-    states, mask, embeddings, words = zip(*found, strict=True)
+    states, mask, embeddings, words = zip(*parts, strict=True)
     return EncodedTexts(join(states), join(mask), np.concatenate(embeddings), join(words))
 
 
@@ -195,9 +195,9 @@ def given_vectors(embeddings: NDArray[Any] | None, encoder: TextEncoder) -> Enco
     wrong = np.flatnonzero(~is_usable(vectors.astype(np.float32)))
     if len(wrong):
         raise ValueError(f"embeddings must be finite; row {int(wrong[0])}{and_more(len(wrong) - 1)} is not.")
-    count, own = len(vectors), np.array(vectors, dtype=np.float32)
+    count, floats = len(vectors), np.array(vectors, dtype=np.float32)
     states, mask = np.zeros((count, 1, encoder.state_dim), np.float32), np.zeros((count, 1), bool)
-    batch = QueryBatch(np.arange(count), states, mask, own, [""] * count, has_texts=False)
+    batch = QueryBatch(np.arange(count), states, mask, floats, [""] * count, has_texts=False)
     return EncodedQueries([str(number) for number in range(count)], [batch] if count else [])
 
 
@@ -235,10 +235,10 @@ def ids_and_texts(queries: Queries) -> tuple[list[str], list[str]]:
             "Queries must be a list of texts, in order, {query_id: text}, or records or a table with an id and a text, got "
             f"{shown(queries)}."
         )
-    given = list(items_of(queries, "queries"))
-    if any(isinstance(query, Mapping) for query in given[:1]):
-        return _checked(checked_queries(records_of(given, "queries"), "queries").items(), warn=False)
-    return _numbered(given)
+    items = list(items_of(queries, "queries"))
+    if any(isinstance(query, Mapping) for query in items[:1]):
+        return _checked(checked_queries(records_of(items, "queries"), "queries").items(), warn=False)
+    return _numbered(items)
 
 
 def check_query(query_id: Any, query: Any) -> str:

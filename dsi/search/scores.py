@@ -43,18 +43,18 @@ class Recalled(NamedTuple):
 
 
 LEAST_READ = 0.01
-"""Weight by which vectors of a query count at least: of equal words the better vector decides."""
+"""Least weight of a query's vectors: between documents with equal words the better vector decides."""
 ROUNDING = 1e-5
-"""Scores closer than this share of them may change places (batch size and threads change the last bits)."""
+"""Scores that differ by less than this share of them may change places (batch size and threads change the last bits)."""
 
 
 def read_weights(shares: Floats) -> Floats:
-    """[n] by what vectors of queries count beside words: the squares of the shares that are read, as half a query misleads."""
+    """[n] weights of queries' vectors beside words: the squares of the shares that are read, since half a query misleads."""
     return np.maximum(shares**2, np.float32(LEAST_READ))
 
 
 def vector_weights(batch: QueryBatch, words: object) -> Floats | None:
-    """[batch] by what vectors of queries, and what was learned by them, count beside words; None for 1."""
+    """[batch] weights of queries' vectors, and of what was learned by them, beside words; None if all are 1."""
     shares = batch.shares_read if words is not None else None
     return None if shares is None or shares.min() >= 1 else read_weights(shares)
 
@@ -75,7 +75,7 @@ class DocumentScores:
         tokens: Sequence[Floats] | None = None,
         token_weight: float = 0.0,  # of late interaction
         recalled: Recalled | None = None,  # what earlier queries say, weighted; None if it takes no part
-        # [batch] by which dense scores count, beside words; those of `tokens` are in their lengths. None for all of them
+        # [batch] weights of dense scores beside words; those of `tokens` are in their lengths. None if all are 1
         shares: Floats | None = None,
     ) -> None:
         self.tree, self.queries = tree, queries
@@ -104,7 +104,7 @@ class DocumentScores:
             with one_thread():
                 tokens = [tree.tokens.project(batch.word_states(query)) for query in range(len(batch.texts))]
         if shares is not None and tokens is not None:
-            tokens = [share * own for share, own in zip(shares, tokens, strict=True)]
+            tokens = [share * vectors for share, vectors in zip(shares, tokens, strict=True)]
         weights = config.lexical_weight, extra, tokens, config.token_weight
         return cls(tree, batch.embeddings, scorer, terms, *weights, recalled, shares)
 
@@ -118,7 +118,7 @@ class DocumentScores:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether late interaction is part of the score; all other methods leave it out."""
+        """Whether late interaction is part of the score; the other methods here leave it out."""
         return self.tokens is not None
 
     def late_interaction(self, query: int, positions: Ints) -> Floats:
@@ -128,21 +128,21 @@ class DocumentScores:
     def late_interactions(self, queries: Sequence[int], positions: Sequence[Ints]) -> list[Floats]:
         """Return for each of some queries, by their numbers, weighted scores v tok [n] of its docid positions [n]."""
         if self.tokens is None or self.tree.tokens is None:
-            return [np.zeros(len(own), dtype=np.float32) for own in positions]
-        found = self.tree.tokens.late_interaction([self.tokens[query] for query in queries], positions)
-        return [self.token_weight * own for own in found]
+            return [np.zeros(len(places), dtype=np.float32) for places in positions]
+        scores = self.tree.tokens.late_interaction([self.tokens[query] for query in queries], positions)
+        return [self.token_weight * values for values in scores]
 
     def late_interaction_of_all(self, queries: slice) -> Floats:
         """[batch, places] weighted scores v tok of all places, for some of the queries."""
-        own = range(len(self.queries))[queries]
-        return np.stack(self.late_interactions(own, [np.arange(len(self.tree.doc_rows))] * len(own)))
+        numbers = range(len(self.queries))[queries]
+        return np.stack(self.late_interactions(numbers, [np.arange(len(self.tree.doc_rows))] * len(numbers)))
 
     def token_shares(self, query: int, position: int) -> tuple[Ints, Floats]:
         """Return for each token of a query the token that it finds at a docid position, and its share of `late_interaction`."""
         assert self.tokens is not None
         assert self.tree.tokens is not None
-        found, products = self.tree.tokens.best_tokens(self.tokens[query], position)
-        return found, self.token_weight * products / np.float32(max(1, len(found)))
+        tokens, products = self.tree.tokens.best_tokens(self.tokens[query], position)
+        return tokens, self.token_weight * products / np.float32(max(1, len(tokens)))
 
     def token_products(self, query: int, position: int) -> Floats:
         """[tokens there, tokens of the query] weighted products at a docid position; `late_interaction` averages the best."""
@@ -165,9 +165,9 @@ class DocumentScores:
         if self.extra is not None:
             scores += self.extra[queries][:, self.tree.doc_rows]
         if self.recalled is not None:
-            for own, (known, values) in zip(scores, self.recalled.remembered[queries], strict=True):
+            for row, (known, values) in zip(scores, self.recalled.remembered[queries], strict=True):
                 places, counts = self.tree.places_of(known)
-                own[places] += np.repeat(values, counts)
+                row[places] += np.repeat(values, counts)
         if self.tree.num_removed:
             scores[:, self.tree.doc_rows < 0] = -np.inf
         return scores
@@ -197,7 +197,7 @@ class DocumentScores:
         if self.recalled is not None:
             numbers = self._numbers[self.tree.doc_rows]
             places = np.flatnonzero(numbers >= 0)
-            by, means = (own[queries][:, numbers[places]] for own in (self.recalled.by, self.recalled.means))
+            by, means = (array[queries][:, numbers[places]] for array in (self.recalled.by, self.recalled.means))
             products[:, places] += by * (means - products[:, places])
         return self._shared(products, queries)
 

@@ -40,12 +40,12 @@ def highest_in_rows(scores: Floats, count: int) -> tuple[Bools, Floats]:
 
     Of equal ones the first; -inf, which stands at padding, is never among them, and is the highest where there are no others.
     """
-    rest, there = scores.shape[1] - count, scores > -np.inf
+    rest, finite = scores.shape[1] - count, scores > -np.inf
     if rest <= 0:
-        return there, np.full(len(scores), -np.inf, dtype=np.float32)
+        return finite, np.full(len(scores), -np.inf, dtype=np.float32)
     ordered = np.partition(scores, (rest - 1, rest), axis=1)
     limits = ordered[:, rest]  # the lowest scores that are kept
-    chosen = (scores >= limits[:, None]) & there
+    chosen = (scores >= limits[:, None]) & finite
     surplus = np.count_nonzero(chosen, axis=1) - count
     for row in np.flatnonzero(surplus > 0):
         ties = np.flatnonzero(scores[row] == limits[row])

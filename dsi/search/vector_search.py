@@ -1,7 +1,7 @@
 """Search in an index without a generator, by two methods that both rank by `DocumentScores`.
 
 `WalkSearch`, "generate" for users, scores candidates: the best documents by their dense score below the last nodes of the walk
-(`dsi.search.walk`), the best by words, those of the nearest earlier queries, and the best by the caller's own scores. `Exact`
+(`dsi.search.walk`), the best by words, those of the nearest earlier queries, and the best by the caller's scores. `Exact`
 scores all documents. Neither knows folders or texts of documents.
 """
 
@@ -111,8 +111,8 @@ class VectorEngine(Engine):
         """Return how the paths to documents [batch, n], rows of the document table, are scored; a filter changes no score."""
         tree, scores = self.tree, self.document_scores(batch, request)
         positions = np.stack([scores.dense(query, doc_rows)[0] for query, doc_rows in enumerate(rows)])
-        dense = whole = scores.dots(np.arange(len(positions)), positions)
-        if scores.recalled is not None:  # whose part has what it moves
+        dense = moved = scores.dots(np.arange(len(positions)), positions)
+        if scores.recalled is not None:  # what it moves counts as its part
             by_text = DocumentScores(tree, batch.embeddings, shares=scores.shares)
             dense = by_text.dots(np.arange(len(positions)), positions)
         parts = {"dense": dense}
@@ -123,7 +123,7 @@ class VectorEngine(Engine):
                 [scores.late_interaction(query, places) for query, places in enumerate(positions)]
             )
         if scores.recalled is not None:
-            parts["memory"] = whole - dense + np.stack([scores.memory_scores(*pair) for pair in enumerate(rows)])
+            parts["memory"] = moved - dense + np.stack([scores.memory_scores(*pair) for pair in enumerate(rows)])
         if scores.extra is not None:
             parts["extra"] = np.take_along_axis(scores.extra, rows.astype(np.int64), axis=1)
         nodes = self._path_scores(self.walk.node_scores(batch), positions)
@@ -146,8 +146,8 @@ class VectorEngine(Engine):
         scores = np.full(parents.shape, np.nan, dtype=np.float32)
         for level in range(parents.shape[2] - 1):
             nodes = parents[:, :, level + 1]
-            own = node_scores.scores(level, np.arange(len(nodes)), nodes)
-            scores[:, :, level] = np.where(nodes < 0, np.nan, own)
+            values = node_scores.scores(level, np.arange(len(nodes)), nodes)
+            scores[:, :, level] = np.where(nodes < 0, np.nan, values)
         return scores
 
     @cached_property
@@ -262,17 +262,17 @@ class _Search:
         if not self.scores.has_tokens:
             return pools
         scores = [pool.scores for pool in pools]
-        kept = [highest_and_rest(own, self.count if self.few is None else len(own)) for own in scores]
-        chosen = [(p.positions[which], own[which]) for p, own, (which, _) in zip(pools, scores, kept, strict=True)]
+        kept = [highest_and_rest(values, self.count if self.few is None else len(values)) for values in scores]
+        chosen = [(p.positions[at], values[at]) for p, values, (at, _) in zip(pools, scores, kept, strict=True)]
         rescored = self.sources.rescore(queries, chosen)
         return [self._rescored(*parts) for parts in zip(queries, pools, kept, rescored, strict=True)]
 
     def _rescored(self, query: int, pool: Pool, kept: tuple[Ints, float], rescored: tuple[Ints, Floats]) -> Pool:
-        (which, cut), (positions, scores) = kept, rescored
+        (at, cut), (positions, scores) = kept, rescored
         order = np.argsort(positions)
         order = order[scores[order] > -np.inf]  # a shard may have died since
         bound = max(pool.bound, cut) + self.scores.most_by_tokens(query)
-        return Pool(positions[order], scores[None, order], pool.sources[which][order], (bound,), pool.read, len(order))
+        return Pool(positions[order], scores[None, order], pool.sources[at][order], (bound,), pool.read, len(order))
 
     def put(self, result: SearchResult, query: int, reached: Reached, pool: Pool) -> None:
         """Put the answer of one query into a result."""

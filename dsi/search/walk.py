@@ -38,8 +38,8 @@ def bonuses(tree: DocidTree) -> Floats:
     """
     squares, count = tree.embeddings.squares(), tree.doc_end - tree.doc_start
     if tree.num_removed:
-        there = tree.doc_rows >= 0
-        squares, before = np.where(there, squares, 0), np.concatenate([[0], np.cumsum(there)])
+        present = tree.doc_rows >= 0
+        squares, before = np.where(present, squares, 0), np.concatenate([[0], np.cumsum(present)])
         count = before[tree.doc_end] - before[tree.doc_start]
     sums = np.zeros(tree.num_places + 1)
     np.cumsum(squares, dtype=np.float64, out=sums[1:])
@@ -105,38 +105,38 @@ class VectorWalk:
         `alive`: [inner nodes] True at those with a document that may be returned below; `trace`: receives one `LevelTrace` a
         level, for one query.
         """
-        own = np.asarray(queries)
-        kept: Ints = np.zeros((len(queries), 1), dtype=np.int64)  # [queries, nodes], -1 at padding
+        numbers = np.asarray(queries)
+        beam: Ints = np.zeros((len(queries), 1), dtype=np.int64)  # [queries, nodes], -1 at padding
         ends = _Ends(len(queries))
         pruned, read = np.zeros(len(queries), dtype=bool), np.zeros(len(queries), dtype=np.int64)
         for level in range(self.tree.depth):
             if self._some_end[level]:
-                ended = self.ends[kept] & (kept >= 0)
-                ends.take(kept, ended)
-                kept = np.where(ended, -1, kept)
-            nodes, counts = self._children(kept, alive)
+                ended = self.ends[beam] & (beam >= 0)
+                ends.take(beam, ended)
+                beam = np.where(ended, -1, beam)
+            nodes, counts = self._children(beam, alive)
             if not nodes.size:
                 break
             if trace is None and counts.max() <= beam_width:  # all are kept, whatever their scores
-                kept = nodes
+                beam = nodes
                 continue
-            scores = node_scores.scores(level, own, nodes)
+            scores = node_scores.scores(level, numbers, nodes)
             chosen, _ = highest_in_rows(scores, beam_width)
             read += counts
             pruned |= counts > beam_width
-            kept = pad(nodes[chosen], np.count_nonzero(chosen, axis=1))
+            beam = pad(nodes[chosen], np.count_nonzero(chosen, axis=1))
             if trace is not None:
                 trace.append(LevelTrace(nodes, scores, chosen))
-        return [Reached(*each) for each in zip(ends.in_order(self.tree), pruned.tolist(), read.tolist(), strict=True)]
+        return [Reached(*row) for row in zip(ends.in_order(self.tree), pruned.tolist(), read.tolist(), strict=True)]
 
-    def _children(self, kept: Ints, alive: Bools | None) -> tuple[Ints, Ints]:
+    def _children(self, beam: Ints, alive: Bools | None) -> tuple[Ints, Ints]:
         """Return the children of nodes [queries, n], ascending, as [queries, m], -1 at padding, and how many each query has."""
-        there = kept >= 0
-        parents, sizes = kept[there], np.where(there, self._count[kept], 0)
+        filled = beam >= 0
+        parents, sizes = beam[filled], np.where(filled, self._count[beam], 0)
         nodes, counts = ranges(self._first[parents], self._count[parents]), sizes.sum(axis=1)
         if alive is not None:
-            queries, living = np.repeat(np.arange(len(kept)), counts), alive[nodes]
-            nodes, counts = nodes[living], np.bincount(queries[living], minlength=len(kept))
+            queries, living = np.repeat(np.arange(len(beam)), counts), alive[nodes]
+            nodes, counts = nodes[living], np.bincount(queries[living], minlength=len(beam))
         return pad(nodes, counts), counts
 
     def vectors(self, level: int) -> Floats | None:
@@ -180,8 +180,8 @@ class NodeScores:
         columns = np.maximum(nodes - tree.levels[level + 1].start, -1)
         if all_scores is not None:
             return np.where(nodes < 0, -np.inf, all_scores[queries[:, None], columns])
-        own = self._embeddings[queries]
-        products = tree.centroids.dots(own, nodes) if vectors is None else dots(vectors, own, columns)
+        embeddings = self._embeddings[queries]
+        products = tree.centroids.dots(embeddings, nodes) if vectors is None else dots(vectors, embeddings, columns)
         return np.asarray(products + bonus[columns])
 
     def _level(self, level: int, candidates: int) -> _Level:

@@ -141,8 +141,8 @@ def _reading(loaded: "Callable[[], Awaitable[Service]]") -> dict[str, Callable[.
         """Return whether a document is among the k best for a query, its scores, and why it is there or is not."""
         service, options = await _ready(loaded), _given(where, None, None)
         picture = await _within(service, lambda: service.explain(query, k, options, doc_id))
-        kept = ("query", "exact", "coverage", "missing", "target")
-        return {"notice": NOTICE, **{name: picture[name] for name in kept if name in picture}}
+        names = ("query", "exact", "coverage", "missing", "target")
+        return {"notice": NOTICE, **{name: picture[name] for name in names if name in picture}}
 
     return {"Read a document": document, "Explain a search": explain}
 
@@ -218,7 +218,7 @@ def _passages(service: "Service", answer: "Json", tokens: int) -> "Json":
     left = tokens
     for number, (hit, place) in enumerate(places):
         names = ("rank", "score", "percentile", "doc_id", "title", "location", "metadata")
-        kept: Json = {name: hit[name] for name in names if name in hit}
+        passage: Json = {name: hit[name] for name in names if name in hit}
         if "text" in hit:
             (start, stop), most = (place.pop("start"), place.pop("end")), left // (len(places) - number)
             begin, end, count = start, *_fitting(service, hit["text"], (start, stop), most)
@@ -227,16 +227,16 @@ def _passages(service: "Service", answer: "Json", tokens: int) -> "Json":
                 end, count = _fitting(service, hit["text"], (begin, stop), most)
             left -= count
             cut = {"start": begin, "end": end, "cut": (begin, end) != (start, stop), "text": hit["text"][begin:end]}
-            kept |= place | cut
-        passages.append(kept)
+            passage |= place | cut
+        passages.append(passage)
     return {"notice": NOTICE, **answer, "passages": passages}
 
 
 def _places(hit: "Json") -> "list[Json]":
-    """Return the places of a hit's passages: `start`, `end`, and their own `score` and `location` if there are several."""
+    """Return the places of a hit's passages: `start`, `end`, and if there are several `score` and `location`."""
     start, end = hit.get("passage_span") or (0, len(hit.get("text", "")))
     shown = ("start", "end", "score", "location")
-    several = [{name: own[name] for name in shown if name in own} for own in hit.get("passages", ())]
+    several = [{name: passage[name] for name in shown if name in passage} for passage in hit.get("passages", ())]
     return several or [{"start": start, "end": end}]
 
 
@@ -253,16 +253,16 @@ def _found_words(hit: "Json", span: tuple[int, int], most: int) -> int:
     """Return where the part of a hit's passage begins that has the most matched words in that many tokens."""
     from dsi.search.hits import Match, Span, excerpt
 
-    matches = [Match(**{**own, "spans": [Span(**span) for span in own["spans"]]}) for own in hit["matches"]]
+    matches = [Match(**{**match, "spans": [Span(**span) for span in match["spans"]]}) for match in hit["matches"]]
     return excerpt(hit["text"], matches, _CHARACTERS * most, span)[0]
 
 
 def _read(service: "Service", doc_id: str, start: int, tokens: int) -> "Json":
     """Return a document with at most `tokens` tokens of its text."""
-    found = service.document(doc_id)
-    text = found.pop("text") or ""
+    document = service.document(doc_id)
+    text = document.pop("text") or ""
     if not 0 <= start <= len(text):
         raise ValueError(f"start must be in [0, {len(text)}], the characters of {doc_id!r}, got {start}.")
     end, _ = _fitting(service, text, (start, len(text)), tokens)
-    kept = {name: found[name] for name in ("doc_id", "title", "metadata")}
-    return {"notice": NOTICE, **kept, "start": start, "end": end, "length": len(text), "text": text[start:end]}
+    fields = {name: document[name] for name in ("doc_id", "title", "metadata")}
+    return {"notice": NOTICE, **fields, "start": start, "end": end, "length": len(text), "text": text[start:end]}

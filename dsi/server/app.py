@@ -79,7 +79,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
         },
     )
     app.state.service, app.state.metrics, app.state.token, app.state.ready = service, metrics, token, False
-    # 3) Add middleware, the last one outermost, then errors and paths.
+    # 2) Add middleware, the last one outermost, then errors and paths.
     app.add_middleware(json_bodies)
     app.add_middleware(limited, most=settings.max_body)
     app.add_middleware(failures)
@@ -148,17 +148,17 @@ def _add_errors(app: FastAPI) -> None:
 def _methods(app: FastAPI, request: Request) -> str:
     """Return the methods of all routes of a request's path, as the header Allow has them."""
     routes = [route for route in app.routes if isinstance(route, Route)]
-    found = [route.methods or () for route in routes if route.matches(request.scope)[0] is not Match.NONE]
-    methods = {*chain.from_iterable(found)}
+    matching = [route.methods or () for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    methods = {*chain.from_iterable(matching)}
     return ", ".join(sorted({*methods, "HEAD"} if "GET" in methods else methods))
 
 
 async def _answer(request: Request, response: Response, future: "Future[Any]") -> Any:
     """Return a result within the time that a request may take; its status is 206 if a shard is missing."""
-    found = await _within_limit(request, future)
-    if any("missing" in own for own in (found if isinstance(found, list) else [found])):
+    result = await _within_limit(request, future)
+    if any("missing" in answer for answer in (result if isinstance(result, list) else [result])):
         response.status_code = 206
-    return found
+    return result
 
 
 async def _within_limit(request: Request, future: "Future[Any]") -> Any:
@@ -219,8 +219,8 @@ def _add_searches(app: FastAPI) -> None:
     @app.post("/similar", summary="Find documents that are like some of the index")
     async def similar(request: Request, response: Response, service: Served, body: SimilarBody) -> dict[str, Any]:
         future = service.similar(body.doc_ids, body.k, body.options("similar"), matches=body.matches)
-        found: dict[str, Any] = await _answer(request, response, future)
-        return found
+        answer: dict[str, Any] = await _answer(request, response, future)
+        return answer
 
     @app.post("/explain", summary="Show how a search came about, and why a document is, or is not, there")
     async def explain(request: Request, response: Response, service: Served, body: ExplainBody) -> dict[str, Any]:

@@ -184,10 +184,10 @@ class Batcher(Generic[Answer]):
         deadline = batch[0].arrived + self._max_wait if batch else math.inf
         with self._changed:
             while not self._jobs:
-                left = deadline - time.monotonic()
-                if not self._open or left <= 0:
+                wait = deadline - time.monotonic()
+                if not self._open or wait <= 0:
                     return None
-                self._changed.wait(min(left, threading.TIMEOUT_MAX))
+                self._changed.wait(min(wait, threading.TIMEOUT_MAX))
             job = self._jobs[0]
             if batch and (len(job.rest) > places or job.size > room):
                 return None

@@ -65,9 +65,9 @@ class Metrics:
 
 def bears(headers: Iterable[tuple[bytes, bytes]], token: str) -> bool:
     """Return whether the headers of a request have a bearer token; compared in constant time."""
-    given = next((value for name, value in headers if name == b"authorization"), b"")
-    scheme, _, own = given.partition(b" ")
-    return hmac.compare_digest(own, token.encode("utf-8", "surrogateescape")) and scheme.lower() == b"bearer"
+    header = next((value for name, value in headers if name == b"authorization"), b"")
+    scheme, _, credentials = header.partition(b" ")
+    return hmac.compare_digest(credentials, token.encode("utf-8", "surrogateescape")) and scheme.lower() == b"bearer"
 
 
 def guarded(app: ASGIApp, token: str) -> ASGIApp:
@@ -110,8 +110,8 @@ def json_bodies(app: ASGIApp) -> ASGIApp:
                 )
                 await JSONResponse({"error": message}, 415, {"Accept-Encoding": "identity"})(scope, receive, send)
                 return
-            others = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
-            scope["headers"] = [*others, (b"content-type", b"application/json")]
+            headers = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
+            scope["headers"] = [*headers, (b"content-type", b"application/json")]
         await app(scope, receive, send)
 
     return answer
@@ -130,8 +130,8 @@ def limited(app: ASGIApp, most: int) -> ASGIApp:
             if read > most:
                 if message.get("more_body"):
                     await _drain(receive)
-                what = f"The body of a request may have {most:,} bytes on this server; send less at a time."
-                raise HTTPException(413, what, {"Connection": "close"})
+                problem = f"The body of a request may have {most:,} bytes on this server; send less at a time."
+                raise HTTPException(413, problem, {"Connection": "close"})
             return message
 
         await app(scope, counted, send)

@@ -64,12 +64,12 @@ class OptionFields(BaseModel):
 
     def options(self, call: str = "search") -> dict[str, Any]:
         """Return the search options that were given to a call."""
-        taken = [name for name, option in option_declarations().items() if option.kind in _TYPES]
-        given = given_options(call, self.model_extra or {}, taken)
-        for name in given:
-            if name not in taken:
+        names = [name for name, option in option_declarations().items() if option.kind in _TYPES]
+        options = given_options(call, self.model_extra or {}, names)
+        for name in options:
+            if name not in names:
                 raise ValueError(f"{name} is a Python object, which no request can hold; leave it out.")
-        return given
+        return options
 
 
 class SearchBody(OptionFields):

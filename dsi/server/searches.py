@@ -44,7 +44,7 @@ def answers(
     result = index.engine.search(encoded, request)
     searches = index.answered(encoded, request)
     hits = index.hits_of(result, searches)
-    shown = [{**answer_of(own, matches=matches), "query": query} for query, own in zip(queries, hits, strict=True)]
+    shown = [{**answer_of(found, matches=matches), "query": query} for query, found in zip(queries, hits, strict=True)]
     for row in encoded.cleaned()[1]:
         shown[row]["error"] = not_finite(queries[row])
     if parts and any(hits):
@@ -61,9 +61,9 @@ def answer_of(hits: Hits, *, matches: bool) -> Json:
     if matches:
         for hit, fields, words in zip(hits, shown["hits"], hits.matches(), strict=True):
             text, parts = hit.text or "", fields.get("passages", ())
-            for place, span in [(fields, hit.best_span), *((own, (own["start"], own["end"])) for own in parts)]:
+            for place, span in [(fields, hit.best_span), *((part, (part["start"], part["end"])) for part in parts)]:
                 place["excerpt"] = list(ends := excerpt(text, words, _EXCERPT, span))
-                if "location" in place:
+                if "location" in place and ends[0] > span[0]:  # else it is the passage's
                     place["location"]["address"] = str(locate(hit.metadata, hit.text, ends))
             fields.update(label=hit.label, matches=shown_matches(words))
     return {**shown, **hits.uncovered.as_dict(), **_lack(hits.coverage, hits.missing)}
@@ -72,7 +72,7 @@ def answer_of(hits: Hits, *, matches: bool) -> Json:
 def shown_passages(evidence: Evidence) -> Json:
     """Return evidence for JSON."""
     lack = _lack(evidence.coverage, evidence.missing)
-    return {"tokens": evidence.tokens, **lack, "passages": [own.as_dict() for own in evidence]}
+    return {"tokens": evidence.tokens, **lack, "passages": [passage.as_dict() for passage in evidence]}
 
 
 def _answer_asked(index: Snapshot, query: str, request: SearchRequest, **shown: bool) -> Json:
@@ -152,7 +152,7 @@ class Explainer:
         """Return how a document stands in the search: a `DocumentExplanation`, with telling words of the nodes on its path."""
         explained = self.answered.explain(doc_id)
         steps = [{**step._asdict(), "words": self._words(step.digits)} for step in explained.path]
-        earlier = [{"cosine": own.cosine, "times": own.times} for own in explained.earlier]  # never what others asked
+        earlier = [{"cosine": past.cosine, "times": past.times} for past in explained.earlier]  # not what others asked
         shown = {name: value for name, value in vars(explained).items() if name != "learned_words"}
         return {**shown, "path": steps, "matches": shown_matches(explained.matches), "earlier": earlier}
 

@@ -87,8 +87,8 @@ class _Asked:
     @cached_property
     def request(self) -> SearchRequest:
         """The request of the search, made once for all slices: a filter may take longer than a search."""
-        given = json.loads(self.options)
-        return self.index.request("search", given["k"], given["options"])
+        fields = json.loads(self.options)
+        return self.index.request("search", fields["k"], fields["options"])
 
 
 class Service:
@@ -170,29 +170,29 @@ class Service:
         """Return the future picture of a search, with `target` if a document is named; raises as `search` does."""
         self.settings.check([query], k, options)
 
-        def explained(check: Callable[[], None]) -> Json:
+        def picture(check: Callable[[], None]) -> Json:
             index = self.retriever.snapshot
             return Explainer(index, self.topics(index), query, k, options, check, syntax=syntax).whole(doc_id)
 
-        return self.batcher.call(explained, held=len(json.dumps([query, options])))
+        return self.batcher.call(picture, held=len(json.dumps([query, options])))
 
     def similar(self, doc_ids: Any, k: Any, options: Mapping[str, Any], *, matches: bool = False) -> Any:
         """Return the future answer of documents that are like some; raises as `search` does."""
         self.settings.check(doc_ids if isinstance(doc_ids, list) else [doc_ids], k, options)
 
-        def found(check: Callable[[], None]) -> Json:
+        def answer(check: Callable[[], None]) -> Json:
             return answer_of(self.retriever.similar(doc_ids, k, **options), matches=matches)
 
-        return self.batcher.call(found, held=len(json.dumps([doc_ids, options])))
+        return self.batcher.call(answer, held=len(json.dumps([doc_ids, options])))
 
     def evidence(self, question: str, tokens: int, options: Mapping[str, Any]) -> Any:
         """Return the future evidence for a question; raises as `search` does."""
         self.settings.check([question], 1, options)
 
-        def found(check: Callable[[], None]) -> Json:
+        def passages(check: Callable[[], None]) -> Json:
             return shown_passages(self.retriever.evidence(question, tokens, **options))
 
-        return self.batcher.call(found, held=len(json.dumps([question, options])))
+        return self.batcher.call(passages, held=len(json.dumps([question, options])))
 
     # The index.
 
@@ -237,8 +237,8 @@ class Service:
         index = self.retriever.snapshot
         if not index.documents.find([doc_id]):
             raise UnknownError(f"The doc_id {shown(doc_id)} is not in the index.")
-        (found,) = index.get([doc_id])
-        return found._replace(metadata=shown_values(found.metadata))._asdict()
+        (document,) = index.get([doc_id])
+        return document._replace(metadata=shown_values(document.metadata))._asdict()
 
     def branch(self, digits: Sequence[int]) -> Json:
         """Return a node of the docid tree and its children: size, telling words, and the title of a document."""
@@ -255,8 +255,8 @@ class Service:
             for digit in range(count)
             if len(tree.rows_below(first + digit))
         ]
-        whole = _node(index, topics, node, digits)
-        return {**whole, "children": children[:_CHILDREN_SHOWN], "count": len(children)}
+        parent = _node(index, topics, node, digits)
+        return {**parent, "children": children[:_CHILDREN_SHOWN], "count": len(children)}
 
     # Updates, one at a time.
 

@@ -93,12 +93,12 @@ class Trie:
         marks = [list(mark) for mark in (closing, opening) if len(mark)]
         if not len(closing):
             raise ValueError("closing must have at least one token, such as the model's end token, got none.")
-        for name, own in zip(names, identifiers, strict=True):
-            if not len(own):
+        for name, tokens in zip(names, identifiers, strict=True):
+            if not len(tokens):
                 raise ValueError(f"The identifier of {name} is empty; give it at least one token.")
-            if held := [mark for mark in marks if _holds(own, mark)]:
-                raise ValueError(f"The identifier of {name} holds the mark {held[0]}: {list(own)}; leave the mark out.")
-        trie = cls._from_rows([[*own, *closing] for own in identifiers], int(closing[-1]), vocabulary, names)
+            if held := [mark for mark in marks if _holds(tokens, mark)]:
+                raise ValueError(f"The identifier of {name} holds the mark {held[0]}: {[*tokens]}; leave the mark out.")
+        trie = cls._from_rows([[*tokens, *closing] for tokens in identifiers], int(closing[-1]), vocabulary, names)
         if not len(opening):
             return trie
         if not 0 <= min(opening) <= max(opening) < vocabulary:
@@ -184,9 +184,8 @@ class Trie:
         order = np.argsort(leaves, kind="stable")
         sorted_leaves = leaves[order]
         _check_equal(sorted_leaves, order, names)
-        inner = np.isin(
-            sorted_leaves, keys // _STRIDE
-        )  # a mark of several tokens can make one the beginning of another
+        # a mark of several tokens can make one the beginning of another
+        inner = np.isin(sorted_leaves, keys // _STRIDE)
         if inner.any():
             name = names[order[np.argmax(inner)]]
             raise ValueError(
@@ -271,10 +270,10 @@ class Trie:
         first, last = self._range(state)
         keys = state * _STRIDE + token
         edge = torch.searchsorted(self.keys, keys).clamp(max=len(self.keys) - 1)
-        found = self.keys[edge] == keys
+        exists = self.keys[edge] == keys
         if self.allowed is not None:
-            found &= self.allowed[edge + 1]
-        after = torch.where(found, edge + 1, _DEAD)
+            exists &= self.allowed[edge + 1]
+        after = torch.where(exists, edge + 1, _DEAD)
         ended = (first == last) & (state >= 0)  # at a leaf
         if self.outside is None:
             return torch.where(ended, state, after)
@@ -315,8 +314,8 @@ class Trie:
         rows = torch.arange(len(state), device=state.device).repeat_interleave(counts)
         edges = torch.arange(len(rows), device=state.device) + (first - counts.cumsum(0) + counts)[rows]
         if self.allowed is not None:
-            kept = self.allowed[edges + 1]
-            rows, edges = rows[kept], edges[kept]
+            is_allowed = self.allowed[edges + 1]
+            rows, edges = rows[is_allowed], edges[is_allowed]
         tokens = self.keys[edges] % _STRIDE
         values = logits[rows, tokens]
         if prior is not None:
@@ -392,9 +391,9 @@ def _check_texts(written: Sequence[str], texts: Sequence[str], marks: Sequence[s
     for number, text in enumerate(written):
         if not text.strip():
             raise ValueError(f"Identifier {number} must be a text that is not empty, got {texts[number]!r}.")
-        if found := marked.search(text):
+        if match := marked.search(text):
             raise ValueError(
-                f"Identifier {number}, {texts[number]!r}, holds {found[0]!r}, a mark or special token; choose another mark."
+                f"Identifier {number}, {texts[number]!r}, holds {match[0]!r}, a mark or special token; choose another mark."
             )
 
 
@@ -411,9 +410,8 @@ def _tokens(texts: Sequence[str], tokenizer: Any, opening: str, closing: str) ->
     for start in range(0, len(texts), _BLOCK):
         block = [text + closing for text in texts[start : start + _BLOCK]]
         rows = encode([opening + text for text in block])
-        joined = [
-            number for number, row in enumerate(rows) if row[: len(head)] != head
-        ]  # a token of mark and identifier
+        # those with a token that has letters of the mark and of the identifier
+        joined = [number for number, row in enumerate(rows) if row[: len(head)] != head]
         for number, row in zip(joined, encode([block[number] for number in joined]) if joined else [], strict=True):
             rows[number] = [*head, *row]
         decoded = tokenizer.batch_decode(rows, skip_special_tokens=False, clean_up_tokenization_spaces=False)
@@ -443,25 +441,25 @@ def _outside(marks: Sequence[tuple[int, ...]], symbols: Rows) -> Tensor:
     The root's state where a mark ends with the token, _DEAD where it goes on after one. `marks`: the symbols of each opening
     mark; `symbols`: [vocabulary, longest] of each token, -1 past the end.
     """
-    prefixes = sorted({mark[:length] for mark in marks for length in range(len(mark))}, key=lambda own: (len(own), own))
+    prefixes = sorted(sorted({mark[:length] for mark in marks for length in range(len(mark))}), key=len)
     alphabet = np.unique(np.concatenate([np.asarray(mark) for mark in marks]))
-    whole, beyond = len(prefixes), len(prefixes) + 1
-    numbers = {prefix: number for number, prefix in enumerate(prefixes)} | dict.fromkeys(marks, whole)
+    complete, beyond = len(prefixes), len(prefixes) + 1
+    numbers = {prefix: number for number, prefix in enumerate(prefixes)} | dict.fromkeys(marks, complete)
     moves = np.zeros((len(prefixes) + 2, len(alphabet) + 1), dtype=np.int64)  # the last column: any other symbol
-    moves[whole:] = beyond
+    moves[complete:] = beyond
     for prefix in prefixes:
         for column, symbol in enumerate(alphabet.tolist()):
             written = (*prefix, symbol)
             ends = [written[start:] for start in range(len(written) + 1)]
             moves[numbers[prefix], column] = (
-                whole if any(end in marks for end in ends) else next(numbers[end] for end in ends if end in numbers)
+                complete if any(end in marks for end in ends) else next(numbers[end] for end in ends if end in numbers)
             )
     at = np.repeat(np.arange(len(prefixes))[:, None], len(symbols), axis=1)  # [prefixes, vocabulary]
     for symbols_at in symbols.T:
         columns = np.minimum(np.searchsorted(alphabet, symbols_at), len(alphabet) - 1)
         columns = np.where(alphabet[columns] == symbols_at, columns, len(alphabet))
         at = np.where(symbols_at < 0, at, moves[at, columns])
-    return torch.from_numpy(np.where(at == whole, 0, np.where(at == beyond, _DEAD, _FREE - at)))
+    return torch.from_numpy(np.where(at == complete, 0, np.where(at == beyond, _DEAD, _FREE - at)))
 
 
 # Indexes.

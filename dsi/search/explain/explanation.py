@@ -186,8 +186,8 @@ class _Nodes:
 
     def add_returned(self, result: SearchResult, parts: dict[str, list[float]]) -> None:
         """Add the documents of the answer with the parts of their scores, and the nodes above them that were not scored."""
-        found = zip(result.positions[0].tolist(), result.scores[0].tolist(), result.sources[0].tolist(), strict=True)
-        for column, (position, score, source) in enumerate(found):
+        returned = zip(result.positions[0].tolist(), result.scores[0].tolist(), result.sources[0].tolist(), strict=True)
+        for column, (position, score, source) in enumerate(returned):
             if position < 0:
                 continue
             digits = self.tree.digits(position)

@@ -39,21 +39,21 @@ class StoredText(NamedTuple):
 def matched_words(
     engine: Engine, encoder: TextEncoder, query: EncodedQueries, request: SearchRequest, documents: Sequence[StoredText]
 ) -> list[list[Match]]:
-    """Return for each of some documents what each word of a query adds to its score, and which of its words that found.
+    """Return for each of some documents what each word of a query adds to its score, and which words it found there.
 
     The shares, with those of the prompt and special tokens, which are left out, add up to the parts of words and of late
-    interaction in the score. None of either: no words.
+    interaction in the score. Without both parts there are no matches.
     """
     (batch,) = query.batches
     text, config = batch.texts[0], request.config
     words = _words(engine, text, config.lexical_weight, documents)
-    found = engine.token_shares(batch, request, [document.position for document in documents])
-    if found is None:
-        return [_by_name(own) for own in words]
+    token_shares = engine.token_shares(batch, request, [document.position for document in documents])
+    if token_shares is None:
+        return [_by_name(matches) for matches in words]
     tokens = QueryTokens.from_query(encoder, text, config.token_weight)
     return [
-        _joined(_by_tokens(engine, encoder, tokens, document, *own), by_words)
-        for document, own, by_words in zip(documents, found, words, strict=True)
+        _joined(_by_tokens(engine, encoder, tokens, document, *pair), by_words)
+        for document, pair, by_words in zip(documents, token_shares, words, strict=True)
     ]
 
 
@@ -73,23 +73,23 @@ def _words(engine: Engine, query: str, weight: float, documents: Sequence[Stored
     (terms,), known = lexical.share_terms([query]), lexical.known_terms(query)
     added = weight * lexical.scorer.contributions(terms, rows)  # [terms, documents]
     asked = occurrences(query, lexical.language, set(known))
-    found = list[list[_Found]]()
+    matches = list[list[_Found]]()
     for document, column in zip(documents, added.T.tolist(), strict=True):
         shares, places = dict(zip(known, column, strict=True)), _term_places(document, lexical.language, set(known))
-        found.append([])
-        for start, end, own in asked:
-            spans, word = dict.fromkeys(chain.from_iterable(places.get(term, ()) for term in own)), query[start:end]
-            if share := sum(shares[term] for term in own):
-                found[-1].append(_Found(start, end, Match(word, share, tuple(sorted(spans)), not is_weak(word))))
-    return found
+        matches.append([])
+        for start, end, stems in asked:
+            spans, word = dict.fromkeys(chain.from_iterable(places.get(term, ()) for term in stems)), query[start:end]
+            if share := sum(shares[term] for term in stems):
+                matches[-1].append(_Found(start, end, Match(word, share, tuple(sorted(spans)), not is_weak(word))))
+    return matches
 
 
 def _term_places(document: StoredText, language: str, terms: Set[str]) -> dict[str, list[Span]]:
     """Return where terms stand in the title and the text of a document."""
     places: dict[str, list[Span]] = {}
     for field, text in (("title", document.title), ("text", document.text)):
-        for start, end, own in occurrences(text, language, terms):
-            for term in own:
+        for start, end, stems in occurrences(text, language, terms):
+            for term in stems:
                 places.setdefault(term, []).append(Span(field, start, end, text[start:end]))
     return places
 
@@ -105,9 +105,9 @@ def _by_name(found: Sequence[_Found]) -> list[Match]:
 
 def _joined(tokens: Sequence[_Found], words: Sequence[_Found]) -> list[Match]:
     """Return the matches of tokens, each with that of the words which begin there; words of no token follow."""
-    matches, others = [own.match for own in tokens], []
+    matches, others = [token.match for token in tokens], []
     for start, end, word in words:
-        at = next((n for n, own in enumerate(tokens) if own.start < end and start < own.end), None)
+        at = next((n for n, token in enumerate(tokens) if token.start < end and start < token.end), None)
         if at is None:
             others.append(word)
             continue
@@ -124,9 +124,9 @@ def _same_words(word: str, document: StoredText) -> Iterator[Span]:
     """Yield the places of a word in a document, in any case."""
     words = re.compile(re.escape(word)) if _JOINED.fullmatch(word) else _WORD
     for field, text in (("title", document.title), ("text", document.text)):
-        for found in words.finditer(text):
-            if found.group().lower() == word:
-                yield Span(field, found.start(), found.end(), found.group())
+        for match in words.finditer(text):
+            if match.group().lower() == word:
+                yield Span(field, match.start(), match.end(), match.group())
 
 
 class QueryTokens(NamedTuple):
@@ -147,12 +147,12 @@ class QueryTokens(NamedTuple):
 
 
 def _by_tokens(
-    engine: Engine, encoder: TextEncoder, query: QueryTokens, document: StoredText, found: Ints, shares: Floats
+    engine: Engine, encoder: TextEncoder, query: QueryTokens, document: StoredText, tokens: Ints, shares: Floats
 ) -> list[_Found]:
     """Return the matches of late interaction; tokens that are pieces of one word are put together."""
     places = _token_places(engine, encoder, document)
     words: dict[tuple[int, int], list[tuple[Span | None, float]]] = {}
-    for word, token, share in zip(query.words, found.tolist(), shares.tolist(), strict=True):
+    for word, token, share in zip(query.words, tokens.tolist(), shares.tolist(), strict=True):
         place = places[token] if 0 <= token < len(places) else None
         words.setdefault(word, []).append((place, share))
     matches = []
@@ -204,7 +204,7 @@ def _piece_at(engine: Engine, encoder: TextEncoder, document: StoredText) -> tup
 
 
 def _whole_word(text: str, start: int, end: int) -> tuple[int, int]:
-    """Return the ends of the word of a token, in scripts without spaces the token's own; (start, start) if it is none."""
+    """Return the ends of the word of a token, in scripts without spaces those of the token; (start, start) if it is none."""
     piece = text[start:end]
     first, last = start + len(piece) - len(piece.lstrip()), start + len(piece.rstrip())
     if not piece.strip():

@@ -29,8 +29,8 @@ def uncovered_words(
     nowhere = [] if request.allowed is not None else list(_lacking(text, asked, set(known)))
     (terms,), rows = lexical.share_terms([text]), engine.tree.doc_rows[list(positions)]
     added = lexical.scorer.contributions(terms, rows)  # [terms, documents]
-    there = {term for term, own in zip(known, added, strict=True) if own.any()}
-    elsewhere = [span for span in _lacking(text, asked, there) if positions and span not in nowhere]
+    present = {term for term, shares in zip(known, added, strict=True) if shares.any()}
+    elsewhere = [span for span in _lacking(text, asked, present) if positions and span not in nowhere]
     elsewhere = _unseen(engine, encoder, query, request, positions, elsewhere)
     return Uncovered(_words(text, nowhere), _words(text, elsewhere))
 
@@ -42,8 +42,8 @@ def _lacking(text: str, asked: Sequence[Occurrence], known: Set[str]) -> Iterato
     next is often unknown: there a word is two letters or more that stand in no known pair.
     """
     letters: dict[bool, set[int]] = {True: set(), False: set()}
-    for own in asked:
-        letters[own.terms[0] in known].update(range(own.start, own.end))
+    for word in asked:
+        letters[word.terms[0] in known].update(range(word.start, word.end))
     lost = letters[False] - letters[True]
     for start in sorted(lost):
         if start - 1 in lost:
@@ -58,16 +58,16 @@ def _unseen(
     spans: list[tuple[int, int]],
 ) -> list[tuple[int, int]]:  # fmt: skip
     """Return those of some words of a query that late interaction finds in no document: by the mean product of their tokens."""
-    found = engine.token_shares(query.batches[0], request, positions) if spans else None
-    if found is None:
+    token_shares = engine.token_shares(query.batches[0], request, positions) if spans else None
+    if token_shares is None:
         return spans
     tokens = QueryTokens.from_query(encoder, query.texts[0], request.config.token_weight)
-    best = [max(shares) for shares in zip(*(shares.tolist() for _, shares in found), strict=True)]
+    best = [max(shares) for shares in zip(*(shares.tolist() for _, shares in token_shares), strict=True)]
     places = [(start - tokens.start, end - tokens.start) for start, end in tokens.words]
     unseen = []
     for start, end in spans:
-        own = [share for (first, last), share in zip(places, best, strict=True) if first < end and start < last]
-        if not own or sum(own) < tokens.least * len(own):
+        products = [share for (first, last), share in zip(places, best, strict=True) if first < end and start < last]
+        if not products or sum(products) < tokens.least * len(products):
             unseen.append((start, end))
     return unseen
 

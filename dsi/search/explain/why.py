@@ -103,9 +103,9 @@ class DocumentExplanation:
         lines = [f'{self.label} ({self.doc_id}) for "{self.query}"', self.reason, score]
         if self.passage_span:
             lines.append("its passage: characters {} to {} of its text".format(*self.passage_span))
-        for own in self.earlier[:_EARLIER_SHOWN]:
-            times = f", {own.times} times" if own.times > 1 else ""
-            lines.append(f"chosen for the earlier query {own.query}{times} (cosine {own.cosine:.3f})")
+        for earlier in self.earlier[:_EARLIER_SHOWN]:
+            times = f", {earlier.times} times" if earlier.times > 1 else ""
+            lines.append(f"chosen for the earlier query {earlier.query}{times} (cosine {earlier.cosine:.3f})")
         lines += [f"its earlier queries have the words {', '.join(self.learned_words)}"] if self.learned_words else []
         if self.parts.get("memory", 0.0) <= -SHOWN:
             lines.append("its earlier queries are, in the mean, less like this one than its text is")
@@ -148,8 +148,8 @@ class AnsweredQuery:
         self.encoded.check_usable()
         explanation = explain(self.engine, self.encoded, self.request, self.documents.names)
         result = self._note(explanation.result)
-        found = result.positions[0, : result.counts[0]].tolist()
-        explanation.uncovered = uncovered_words(self.engine, self.encoder, self.encoded, self.request, found)
+        positions = result.positions[0, : result.counts[0]].tolist()
+        explanation.uncovered = uncovered_words(self.engine, self.encoder, self.encoded, self.request, positions)
         return explanation
 
     def passages(self, found: Sequence[Found]) -> list[Shown]:
@@ -163,13 +163,13 @@ class AnsweredQuery:
         return matched_words(self.engine, self.encoder, self.encoded, self.request, held) if held else []
 
     def percentile(self, score: float) -> float | None:
-        """Return how many of 100 questions that the documents ask have a lower best score; None where that is not known."""
+        """Return how many of 100 questions that the documents answer have a lower best score; None where that is not known."""
         return self.best_scores.percentile(score, self.request) if self.best_scores else None
 
     def uncovered(self, hits: Sequence[Hit]) -> Uncovered:
         """Return the words of the query that no document has, and those that none of its hits covers."""
-        found = [self._position(hit) for hit in hits]
-        return uncovered_words(self.engine, self.encoder, self.encoded, self.request, found)
+        positions = [self._position(hit) for hit in hits]
+        return uncovered_words(self.engine, self.encoder, self.encoded, self.request, positions)
 
     def _position(self, hit: Hit) -> int:
         return self.engine.tree.node(hit.digits) - self.engine.tree.num_inner
@@ -271,14 +271,14 @@ class AnsweredQuery:
             return f"Its score {shown} is less than the {last_shown} {number}.{everywhere}", None
         loss = f"it was not among the candidates that get the complete score (candidates: {self.request.pool})."
         if pruned is not None:
-            node, level, (own, kept) = ".".join(map(str, pruned.digits)), len(pruned.digits), _distinct(*pruned[1:])
-            loss = f"its node {node} left the walk at level {level}: it scores {own}, the last node kept {kept}."
+            node, level, (lost, kept) = ".".join(map(str, pruned.digits)), len(pruned.digits), _distinct(*pruned[1:])
+            loss = f"its node {node} left the walk at level {level}: it scores {lost}, the last node kept {kept}."
         remedy, options = "No other search of this many documents returns it.", None
         if overall is not None and overall > k:
             remedy = f"{everywhere[1:-1]}: no exact answer of {k} holds it."
         else:
-            found = (each for each in self._remedies() if self._rank(self.search(**each[1]), row))
-            remedy, options = next(found, (remedy, None))
+            remedies = (pair for pair in self._remedies() if self._rank(self.search(**pair[1]), row))
+            remedy, options = next(remedies, (remedy, None))
         return f"Its score {shown} is more than the {last_shown} {number}, but {loss} {remedy}", options
 
     def _remedies(self) -> Iterator[tuple[str, dict[str, Any]]]:

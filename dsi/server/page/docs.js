@@ -15,8 +15,8 @@ function typeOf(schema) {
 }
 
 function tableOf(schema) {
-  const rows = Object.entries(resolve(schema).properties ?? {}).map(([name, own]) =>
-    make("tr", {}, make("td", {}, make("code", { text: name })), make("td", { text: typeOf(own) }), make("td", { text: own.description ?? "" })));
+  const rows = Object.entries(resolve(schema).properties ?? {}).map(([name, field]) =>
+    make("tr", {}, make("td", {}, make("code", { text: name })), make("td", { text: typeOf(field) }), make("td", { text: field.description ?? "" })));
   return make("table", {}, make("tbody", {}, ...rows));
 }
 
@@ -32,5 +32,5 @@ function sectionOf(path, method, { summary, requestBody }) {
 }
 
 document.getElementById("paths").append(
-  ...Object.entries(paths).flatMap(([path, methods]) => Object.entries(methods).map(([method, own]) => sectionOf(path, method, own))),
+  ...Object.entries(paths).flatMap(([path, methods]) => Object.entries(methods).map(([method, operation]) => sectionOf(path, method, operation))),
 );

@@ -33,13 +33,13 @@ function resetSettings() {
 }
 
 function settings() {
-  const own = { k: Math.min(k, index.limits.max_k), method: $("method").value };
+  const options = { k: Math.min(k, index.limits.max_k), method: $("method").value };
   for (const name of Object.keys(SLIDERS)) {
-    if (!$(name).disabled && differs(name)) own[name] = Number($(name).value); // the index's own is not rounded
+    if (!$(name).disabled && differs(name)) options[name] = Number($(name).value); // the index's value is not rounded
   }
-  if ($("where").value.trim()) own.where = $("where").value;
-  if (Number($("passages").value) > 1) own.passages = Number($("passages").value);
-  return own;
+  if ($("where").value.trim()) options.where = $("where").value;
+  if (Number($("passages").value) > 1) options.passages = Number($("passages").value);
+  return options;
 }
 
 function limitSliders() {

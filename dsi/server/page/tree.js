@@ -72,15 +72,15 @@ export function drawTree(container, picture, total) {
     if (name) show("code", "", name);
     if (sub) show("span", "sub", sub);
     row.append(make("span", { class: "quiet", text: all }));
-    const own = make("li", { role: "none", class: look }, row);
+    const entry = make("li", { role: "none", class: look }, row);
     if (node.fold) {
       row.dataset.key = node.key;
       row.setAttribute("aria-expanded", node.open);
       row.addEventListener("click", () => toggle(node.key));
     }
     const children = node.fold ? [] : below(node, opened);
-    if (children.length) own.append(make("ul", { role: "group" }, ...children.map((child) => item(child, level + 1))));
-    return own;
+    if (children.length) entry.append(make("ul", { role: "group" }, ...children.map((child) => item(child, level + 1))));
+    return entry;
   }
 
   function draw(focus) {
@@ -88,7 +88,7 @@ export function drawTree(container, picture, total) {
     list.addEventListener("keydown", (event) => move(event, [...list.querySelectorAll("[role=treeitem]")]));
     container.replaceChildren(list);
     const items = [...list.querySelectorAll("[role=treeitem]")];
-    const first = items.find((own) => focus && own.dataset.key === focus) ?? items[0];
+    const first = items.find((row) => focus && row.dataset.key === focus) ?? items[0];
     first.tabIndex = 0;
     if (focus) first.focus();
   }

@@ -74,6 +74,8 @@ def add_documents(
     embeddings = np.ascontiguousarray(embeddings, dtype=np.float32)
     if not np.isfinite(embeddings).all():
         raise ValueError("embeddings must be finite; some of the new documents' are not.")
+    if (tree.tokens is None) != (tokens is None):
+        raise ValueError("tokens must be given for a tree with token vectors, and for no other.")
     growing = _Growing(tree)
     for embedding in embeddings:
         growing.place(embedding)

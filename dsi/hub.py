@@ -99,8 +99,7 @@ def model_card(retriever: Retriever, name: str, license: str | None = None) -> M
 # {name}
 
 An index of {len(retriever):,} documents for generative document retrieval: a search walks down a tree of document identifiers
-(docids) by the scores of a generator and a sentence encoder, and ranks the documents that it reaches together with
-the best by words. Made with `dr-scl`.
+(docids) and ranks the documents that it reaches. Made with `dr-scl`.
 
 ```python
 import dsi

@@ -131,7 +131,7 @@ class Evaluation:
         return "\n".join(lines)
 
     def summary(self) -> str:
-        """Return the main results in words: what the index finds, and how the strongest and the usual rows compare.
+        """Return the main results in words: what the index finds, and how the strongest other row compares.
 
         Rows of the index itself, searched otherwise, and of rerankers are not compared here; where nothing is significant, one
         line says so. "" if the index has learned all queries.
@@ -142,12 +142,8 @@ class Evaluation:
         rivals = [name for name in self._tests if name not in (GENERATE, EXACT, UNTAUGHT) and not name.startswith("+ ")]
         strongest = max(rivals, key=lambda name: self._mean(name, first))
         if self._tells:
-            usual = (*(name for name in rivals if name.startswith(f"{DENSE} + ")), RRF, DENSE, BM25)
-            lines.append(f"Beside others (p of {self._about_tests}):")
-            for name in dict.fromkeys([strongest, *(name for name in usual if name in rivals)]):
-                shown = f"{name}, the strongest" if name == strongest else name
-                verdict = _verdict(*self._tests[name][first])
-                lines.append(f"  {shown}: {first} {100 * self._mean(name, first):.1f}; {verdict}")
+            mean_of, verdict = 100 * self._mean(strongest, first), _verdict(*self._tests[strongest][first])
+            lines.append(f"The strongest other row is {strongest}: {first} {mean_of:.1f}; {verdict}.")
         else:
             lines.append(f"No difference to another row is significant ({self._about_tests}).")
         if self._tests[strongest][first][1] >= _SIGNIFICANT:

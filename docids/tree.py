@@ -51,7 +51,7 @@ class DocidTree:
         piece_cost: what each doubling of a document's places takes from its dense score, as more of them have more chances.
         spans: [N, 2] first character, and one past the last, of the piece of the text at each docid position; None if each
             document is one piece.
-        tokens: token vectors of the text at each docid position, saved in a file of their own; None if there are none.
+        tokens: token vectors of the text at each docid position, saved in a separate file; None if there are none.
     """
 
     first_child: Ints
@@ -262,7 +262,7 @@ class DocidTree:
 
     def stored_as(self, config: VectorsConfig) -> "DocidTree":
         """Return the tree with its vectors kept otherwise, and with codes to search them by if they are many."""
-        centroids, embeddings = (Vectors.from_array(own, config.kind) for own in (self.centroids, self.embeddings))
+        centroids, embeddings = (Vectors.from_array(part, config.kind) for part in (self.centroids, self.embeddings))
         codes = Vectors.search_codes(self.embeddings) if len(self.embeddings) > LARGE else None
         return replace(self, centroids=centroids, embeddings=embeddings, codes=codes)
 
@@ -410,7 +410,7 @@ def document_scores(queries: Floats, tree: DocidTree) -> Floats:
     return np.maximum.reduceat(scores[:, tree.by_row], tree.first_places, axis=1)
 
 
-def places_of(tree: DocidTree, rows: Ints) -> Numbers:
+def padded_places(tree: DocidTree, rows: Ints) -> Numbers:
     """[n, most] the docid positions of collection rows [n], ascending; a row with fewer repeats its first."""
     places = pad(*tree.places_of(rows))
     return np.where(places < 0, places[:, :1], places)
@@ -420,9 +420,9 @@ def nearest_places(tree: DocidTree, rows: Ints, vectors: Floats) -> Ints:
     """[n] the docid position of each document in `rows` [n]; of several the one whose vector is nearest to its of `vectors`."""
     nearest: list[Ints] = [np.empty(0, dtype=np.int32)]
     blocks = np.cumsum(tree.place_counts[rows]) // BLOCK
-    for own in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(blocks)) + 1) if len(rows) else ():
-        places, counts = tree.places_of(rows[own])
-        scores = np.einsum("pd,pd->p", tree.embeddings[places], np.repeat(vectors[own], counts, axis=0))
+    for block in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(blocks)) + 1) if len(rows) else ():
+        places, counts = tree.places_of(rows[block])
+        scores = np.einsum("pd,pd->p", tree.embeddings[places], np.repeat(vectors[block], counts, axis=0))
         nearest.append(places[first_of_highest(scores, counts)])
     return np.concatenate(nearest)
 

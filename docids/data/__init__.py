@@ -49,8 +49,8 @@ def folder_for_collection(value: str | Path, name: str = "folder") -> Path:
     path = folder_to_replace(value, name, lambda entry: entry.name in (*_SAVED, "qrels"))
     judgements = path / "qrels"
     if judgements.exists():
-        others = [judgements] if not judgements.is_dir() else [p for p in judgements.iterdir() if p.name not in TABLES]
-        if others:
-            name = str(min(others).relative_to(path))
+        unknown = [judgements] if not judgements.is_dir() else [p for p in judgements.iterdir() if p.name not in TABLES]
+        if unknown:
+            name = str(min(unknown).relative_to(path))
             raise FileExistsError(f"{path} holds {name!r}, which would be lost; name a new folder.")
     return path

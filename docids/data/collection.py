@@ -95,14 +95,14 @@ class Collection:
         judgements = chain.from_iterable(qrels.items() for qrels in self.qrels.values())
         wanted = {query_id for query_id, judged in judgements if judged.get(query_id, 0) > 0}
         queries = {query_id: text for query_id, text in self.queries.items() if query_id not in wanted}
-        found = identical_ids(queries, self.documents, self.rows, self.name)
-        return {query_id: frozenset({query_id}) for query_id in found}
+        query_ids = identical_ids(queries, self.documents, self.rows, self.name)
+        return {query_id: frozenset({query_id}) for query_id in query_ids}
 
     @property
     def own_rows(self) -> dict[str, frozenset[int]]:
         """{text of a query: rows of the documents that it is itself}, of `identical`; no negatives of training."""
-        found = self.identical.items()
-        return {self.queries[query_id]: frozenset(self.rows[doc_id] for doc_id in own) for query_id, own in found}
+        pairs = self.identical.items()
+        return {self.queries[query_id]: frozenset(map(self.rows.__getitem__, doc_ids)) for query_id, doc_ids in pairs}
 
     def find(self, value: str) -> str | None:
         """Return the doc_id of a document, named by its id or by its text, with or without the title; None if there is none."""
@@ -110,12 +110,12 @@ class Collection:
 
     @cached_property
     def _by_text(self) -> dict[bytes, str]:
-        found: dict[bytes, str] = {}
+        by_text: dict[bytes, str] = {}
         for block in self.documents.iter(1000):
             for doc_id, title, text in zip(block["doc_id"], block["title"], block["text"], strict=True):
                 for form in (text, f"{title} {text}"):
-                    found.setdefault(digest_of(form), doc_id)
-        return found
+                    by_text.setdefault(digest_of(form), doc_id)
+        return by_text
 
     def judged_negatives(self) -> dict[str, list[int]]:
         """Return {text of a train query: rows of the documents of the collection that are judged not relevant to it}."""
@@ -191,14 +191,14 @@ class Collection:
         for path in paths:
             if not isinstance(path, str | Path):
                 raise TypeError(f"A path must be a string or a Path, got {shown(path)}; from_records takes records.")
-        found = [user_path(path) if os.path.isfile(user_path(path)) else existing_folder(path) for path in paths]  # noqa: PTH113
-        if not found:
+        sources = [user_path(path) if os.path.isfile(user_path(path)) else existing_folder(path) for path in paths]  # noqa: PTH113
+        if not sources:
             raise FileNotFoundError("Name at least one file or folder.")
-        for path in found:
+        for path in sources:
             if path.is_dir() and is_beir(path):
                 raise ValueError(f"{path} is in BEIR layout, with queries; dsi.read_collection reads it.")
-        name = ", ".join(map(str, found))
-        table = table_of(path_records(found), name, on_disk=True)
+        name = ", ".join(map(str, sources))
+        table = table_of(path_records(sources), name, on_disk=True)
         return cls(name, [table._fingerprint], table, {}, *split_judgements({}, {}, {}, 0, 0, 0), _rows(table))
 
     def save(self, folder: str | Path) -> None:
@@ -221,8 +221,8 @@ class Collection:
             nothing = {next(iter(self.rows)): 0}  # a file has no line for a query of which no document is judged
             for split, qrels in self.qrels.items():
                 if qrels:
-                    judged = {query_id: own or nothing for query_id, own in qrels.items()}
-                    triples = ((query_id, *pair) for query_id, own in judged.items() for pair in own.items())
+                    judged = {query_id: grades or nothing for query_id, grades in qrels.items()}
+                    triples = ((query_id, *pair) for query_id, grades in judged.items() for pair in grades.items())
                     write_judgements(triples, new / "qrels" / f"{split}.tsv")
 
     def with_pairs(
@@ -254,13 +254,13 @@ class Collection:
         else:
             records = records_of(pairs, "pairs", texts=False)
         held_out = [*self.qrels["dev"], *self.qrels["test"]]
-        found = pair_judgements(records, name, self.queries, held_out, self.find)
-        queries = {**self.queries, **found[0]}
-        train = {query_id: dict(own) for query_id, own in self.qrels["train"].items()}
-        for query_id, judged in found[1].items():
-            own = train.setdefault(query_id, {})
-            own |= {doc_id: max(grade, own.get(doc_id, grade)) for doc_id, grade in judged.items()}
-        versions, read = [*self.versions, digest(list(found))], {**self.qrels, "train": train}
+        new, judgements = pair_judgements(records, name, self.queries, held_out, self.find)
+        queries = {**self.queries, **new}
+        train = {query_id: dict(judged) for query_id, judged in self.qrels["train"].items()}
+        for query_id, judged in judgements.items():
+            grades = train.setdefault(query_id, {})
+            grades |= {doc_id: max(grade, grades.get(doc_id, grade)) for doc_id, grade in judged.items()}
+        versions, read = [*self.versions, digest([new, judgements])], {**self.qrels, "train": train}
         cut = split_judgements(read, queries, self.rows, dev_queries, dev_untaught, seed)
         return Collection(self.name, versions, self.documents, queries, *cut, self.rows)
 
@@ -355,8 +355,8 @@ def read_collection(
     documents = read_documents(folder)
     rows = _rows(documents)
     odd = Oddities(folder / "qrels")
-    for other in sorted(path.name for path in (folder / "qrels").glob("[!._]*") if path.name not in TABLES):
-        odd.count(f"files that are not read; judgements are in {', '.join(TABLES)}", other)
+    for name in sorted(path.name for path in (folder / "qrels").glob("[!._]*") if path.name not in TABLES):
+        odd.count(f"files that are not read; judgements are in {', '.join(TABLES)}", name)
     odd.warn()
     if judged and not _has(folder, "queries.jsonl"):
         raise FileNotFoundError(

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dsi.docids.query_memory import QueryMemory
-from dsi.docids.tree import DocidTree, places_of
+from dsi.docids.tree import DocidTree, padded_places
 from dsi.docids.types import Bools, Ints
 from dsi.docids.words.bm25 import BM25
 from dsi.generator.answers import TopDocuments
@@ -196,7 +196,7 @@ class PathEngine(Engine):
 
     def follow(self, batch: QueryBatch, request: SearchRequest, rows: Ints) -> Followed:
         """Return how the paths to documents [batch, n], rows of the document table, are scored; a filter changes no score."""
-        places = places_of(self.tree, rows.ravel()).reshape(*rows.shape, -1)  # [batch, n, places]
+        places = padded_places(self.tree, rows.ravel()).reshape(*rows.shape, -1)  # [batch, n, places]
         shape, places = (*places.shape, -1), places.reshape(len(rows), -1)  # [batch, n * places]
         paths = self.follow_paths(batch, request, torch.from_numpy(places).long().to(self.device))
         generative, dense = (scores.numpy(force=True).reshape(shape) for scores in paths[:2])

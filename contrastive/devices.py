@@ -46,4 +46,4 @@ def has_bfloat16(*, use_cpu: bool) -> bool:
 
         return bool(is_torch_bf16_gpu_available())
     capabilities: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    return any(there for name, there in capabilities.items() if "bf16" in name)
+    return any(has for name, has in capabilities.items() if "bf16" in name)

@@ -90,14 +90,14 @@ def _may_import(name: str) -> bool:
     from torch import nn
 
     try:
-        found = import_from_string(name)
+        kind = import_from_string(name)
     except ImportError:
         return False
-    if not isinstance(found, type):
+    if not isinstance(kind, type):
         return False
-    if found.__module__.startswith("sentence_transformers."):
-        return issubclass(found, Module | WordTokenizer)
-    return found is nn.Identity or (issubclass(found, nn.Module) and found.__module__ == "torch.nn.modules.activation")
+    if kind.__module__.startswith("sentence_transformers."):
+        return issubclass(kind, Module | WordTokenizer)
+    return kind is nn.Identity or (issubclass(kind, nn.Module) and kind.__module__ == "torch.nn.modules.activation")
 
 
 def check_settings(paths: Iterable[Path]) -> None:
@@ -109,8 +109,8 @@ def check_settings(paths: Iterable[Path]) -> None:
 
 def file_stamp(folder: Path) -> tuple[tuple[str, int, int, int], ...]:
     """Return what tells the files of a folder from others, links to the same ones apart."""
-    found = [(path.relative_to(folder), path.stat()) for path in sorted(folder.rglob("*")) if path.is_file()]
-    return tuple((str(name), stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in found)
+    files = [(path.relative_to(folder), path.stat()) for path in sorted(folder.rglob("*")) if path.is_file()]
+    return tuple((str(name), stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in files)
 
 
 @contextmanager

@@ -99,7 +99,7 @@ class Collection:
         return {query_id: frozenset({query_id}) for query_id in query_ids}
 
     @property
-    def own_rows(self) -> dict[str, frozenset[int]]:
+    def identical_rows(self) -> dict[str, frozenset[int]]:
         """{text of a query: rows of the documents that it is itself}, of `identical`; no negatives of training."""
         pairs = self.identical.items()
         return {self.queries[query_id]: frozenset(map(self.rows.__getitem__, doc_ids)) for query_id, doc_ids in pairs}

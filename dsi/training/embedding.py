@@ -179,5 +179,5 @@ def _examples_of_split(
     def score(texts: Sequence[str], queries: NDArray[np.float32]) -> NDArray[np.float32]:
         return queries @ embeddings.T + LEXICAL_WEIGHT * words.shares(texts)[:, rows]
 
-    judged = JudgedQueries.from_pairs(collection.pairs(split), collection.queries, encoder, collection.own_rows)
+    judged = JudgedQueries.from_pairs(collection.pairs(split), collection.queries, encoder, collection.identical_rows)
     return query_examples(encoder, judged, embeddings, rows, score, rng)

@@ -285,10 +285,10 @@ class TrainingRun:
         elif count:
             texts, language = self.collection.full_texts(), self.config.lexical.language
             words = BM25(self.collection.documents["doc_id"], texts, language=language)
-            own, judged = self.collection.own_rows, self.collection.judged_negatives()
-            own = dict(zip(encoder.query_texts(list(own)), own.values(), strict=True))
+            identical, judged = self.collection.identical_rows, self.collection.judged_negatives()
+            identical = dict(zip(encoder.query_texts(list(identical)), identical.values(), strict=True))
             given = dict(zip(encoder.query_texts(list(judged)), judged.values(), strict=True))
-            negatives = hard_negatives(words, queries, count, own=own, given=given, seed=self.config.seed)
+            negatives = hard_negatives(words, queries, count, identical=identical, given=given, seed=self.config.seed)
         return contrastive_rows(DocumentTexts(encoder, self.collection.documents), queries, negatives)
 
     def _make_docids(self) -> None:

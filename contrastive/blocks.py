@@ -42,7 +42,7 @@ _GUESSED = (ENGLISH, "la", "zxx")
 """Languages that names, codes and numbers are taken for."""
 _TAKE = "Take a multilingual one, such as --encoder intfloat/multilingual-e5-small."
 BLOCK = 2_048
-"""Texts in memory at a time, and those that a killed run loses at most."""
+"""Texts in memory at a time, and the most that a killed run loses."""
 
 
 class DocumentTexts(MadeTexts):
@@ -169,7 +169,7 @@ def _write_blocks(
     def values(start: int) -> tuple[Any, ...]:
         block = [] if blocks[start].exists() else texts[start : start + BLOCK]
         if processes.are_remote:
-            bar.update(len(block))  # it is given away
+            bar.update(len(block))  # other processes do the work
         return encoder, kind, head, len(texts), block, blocks[start], shows
 
     with bar:
@@ -184,7 +184,7 @@ def _write_blocks(
 def _write_block(
     encoder: TextEncoder, kind: str, head: TokenHead | None, total: int, texts: Sequence[str], path: Path, shows: bool
 ) -> None:
-    """Write the embeddings of texts, of a `total`, and with a head the codes of their tokens; nothing if they are there."""
+    """Write the embeddings of texts, of a `total`, and with a head the codes of their tokens; nothing if they exist."""
     if path.exists():
         return
     fast = encoder.for_documents(total)

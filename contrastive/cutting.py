@@ -13,7 +13,7 @@ _OVERLAP, _MARGIN = 32, 4
 """Tokens that a piece repeats of the one before at most, and that stay free, as a piece may have more tokens than it had in its
 text."""
 MORE = 16
-"""Tokens that are read beyond those that are needed."""
+"""Tokens that are read beyond those needed."""
 AT_ONCE, _STRETCH = 100, 50_000
 """Pieces of a text that are cut at once, and characters of a longer one that are, about: what a hundred of 128 tokens cover."""
 LONG = 4 * _STRETCH
@@ -134,7 +134,7 @@ def piece_text(title: str, text: str, span: tuple[int, int], title_end: int) -> 
 
 
 def piece_spans(text: str, offsets: Sequence[tuple[int, int]], length: int, pieces: int) -> list[tuple[int, int]]:
-    """Return the characters start to end of the pieces of a text, all about as long; nothing of it lies between two of them.
+    """Return the characters start to end of the pieces of a text, all about as long; with no gaps between them.
 
     A piece ends with a sentence if one ends in its second half, else with a word. The next one repeats its last tokens, a
     quarter of the length and 32 at most, from the beginning of a sentence or word on.

@@ -1,4 +1,4 @@
-"""Where tensors are computed. Imports torch alone, and only where that is asked."""
+"""Where tensors are computed. Imports only torch, and only when needed."""
 
 import sys
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 _CARDS = ("/dev/nvidia0", "/dev/dxg", "/dev/kfd")
-"""What a system has that has a GPU: of NVIDIA, of Windows below Linux, of AMD."""
+"""Device files of a GPU: of NVIDIA, of NVIDIA in Windows' Linux (WSL), of AMD."""
 
 
 def check_device(device: str | None) -> None:

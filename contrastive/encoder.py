@@ -1,4 +1,4 @@
-"""The text encoder: a sentence-transformers model as its authors made it, unless a setting says otherwise. Knows no docids."""
+"""The text encoder: a sentence-transformers model, unchanged unless a setting says otherwise. Knows no docids."""
 
 import copy
 import hashlib
@@ -36,7 +36,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _DEVICE_BATCH = 64
 """Texts per forward pass on other devices than a CPU."""
 _MANY = 2_000
-"""Texts of a stage that takes a minute."""
+"""Texts that take about a minute to encode."""
 _PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}
 """{kind of text: names of its prompt, as sentence-transformers looks for them}."""
 
@@ -47,7 +47,7 @@ class Encoder(TextEncoder):
     Args:
         model: with its prompts "query" and "document" (or "passage", "corpus"), which the config may replace.
         config: prompts, lengths, pooling.
-        like: an encoder of the same weights, of which all but the model is taken.
+        like: an encoder with the same weights, from which all but the model is taken.
         rounds: whether matrices are multiplied in bfloat16.
 
     Attributes:

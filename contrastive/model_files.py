@@ -16,7 +16,7 @@ from dsi.docids.files.reading import is_inside, read_any_json
 PROBE = "A noble gas: Ünïcödé, ﬁ① ½\u00a0 中文 русский हिन्दी\u200d 👩‍🚀 \U0001f680\n\t ~~ 1234567890 " + "w" * 300
 """A text with characters that no vocabulary has."""
 TEXTS = (PROBE, "x", "The Danube flows through ten countries, more than any other river in the world.")
-"""On which models are tried."""
+"""Texts on which models are tried."""
 
 _RUNS = re.compile(
     r"auto_map|custom_(pipelines|generate)|trust_remote_code|quantization_config|.*backbone.*|.*implementation|.*chat_template"
@@ -32,7 +32,7 @@ _METHODS = ("forward", "get_text_features")
 TOKENIZER = "tokenizer.json"
 """A table that a library in Rust reads; it calls nothing and names no file."""
 LOADING = threading.RLock()
-"""Held while a setting of all libraries is another one."""
+"""Held while a global setting of a library is changed."""
 
 
 # What may be in the files of a model.

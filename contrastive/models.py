@@ -26,7 +26,7 @@ from dsi.docids.types import Floats
 M = TypeVar("M", bound=nn.Module)
 
 _TABLES = ("position_embeddings", "embed_positions", "wpe")
-"""Names of tables of positions, which end a text where they end."""
+"""Names of tables of positions: a model reads no text beyond their last row."""
 
 
 # Writing and loading.

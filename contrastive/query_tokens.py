@@ -1,7 +1,7 @@
 """The map from query states to token vectors, trained on train queries against the codes of documents as they are.
 
 It starts at that of documents and is trained by cross-entropy over late interaction (ColBERT; Khattab and Zaharia 2020), with
-hard negatives, wherever these come from; where dev queries lose by it, it is not kept. Knows nothing of docids.
+hard negatives, wherever these come from; it is not kept if dev queries lose by it. Knows nothing of docids.
 """
 
 import logging
@@ -28,13 +28,13 @@ QUERIES, _LONGEST = 10_000, 32
 _SCORES = 2**25
 """Scores of documents in memory at a time."""
 _NEGATIVES = 7
-"""Of a query's hard negatives that join a step."""
+"""Hard negatives of a query in a step."""
 _BATCH = 32
 _TEMPERATURE = 0.02
 _LEARNING_RATE = 5e-4
 """Peak, after a linear warm-up over a tenth of the steps."""
 _FEW = 20
-"""With fewer dev queries, they are not asked."""
+"""Fewest dev queries that decide whether the trained map is kept."""
 
 
 class QueryExample(NamedTuple):

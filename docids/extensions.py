@@ -1,4 +1,4 @@
-"""Extensions of others: a package's have names, by its entry points, and are imported when they are used.
+"""Extensions by other packages: found by name, through entry points, and imported when they are used.
 
 What `dsi.train` is given is found by its import path, "module:name", among the modules that the program has imported: a
 stranger's file imports nothing.
@@ -46,7 +46,7 @@ _WHAT = {
 
 
 IMPORTABLE: set[str] = set()
-"""Modules that may be imported by an import path: in the trial of an index those that the program which asks has imported."""
+"""Modules that an import path may import: when an index is tried in a process, those that the asking program has imported."""
 _IMPORT_PATH = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
 
 
@@ -80,7 +80,7 @@ def program() -> str:
 
 
 def extensions(group: str) -> list[EntryPoint]:
-    """Return the entry points of a group, by name; they are looked for again when a package was installed or removed."""
+    """Return the entry points of a group, by name; they are looked up again after a package is installed or removed."""
     return list(_found(group, entry_points, _places()))
 
 
@@ -93,7 +93,7 @@ def _found(
 
 
 def _places() -> tuple[tuple[str, int, int], ...]:
-    """Return the folders in which packages are, and when each was changed."""
+    """Return the folders that hold packages, and when each last changed."""
     places = []
     for path in sys.path:
         with suppress(OSError):
@@ -106,7 +106,7 @@ def takes(function: Any, *names: str) -> bool:
     """Return whether something can be called with these arguments, in this order; True if nobody can tell."""
     try:
         inspect.signature(function).bind(*names)
-    except (TypeError, ValueError) as error:  # the latter of a builtin
+    except (TypeError, ValueError) as error:  # a ValueError of a builtin without a signature
         return isinstance(error, ValueError)
     return True
 
@@ -158,7 +158,7 @@ def open_cluster(address: str) -> Any:
 
 
 def package_of(group: str, name: str) -> str:
-    """Return name and version of the package of an extension, "" if no other package has it; of an import path, its code."""
+    """Return name and version of another package's extension, "" if it is ours; for an import path, a digest of its code."""
     if is_import_path(name):
         return f"{name} {_digest_of_code(load_extension(group, name))}"
     for point in extensions(group):

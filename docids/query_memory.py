@@ -32,15 +32,15 @@ from dsi.docids.types import Bools, Floats, Ints, Rows
 logger = logging.getLogger(__name__)
 
 NEAREST, TEMPERATURE = 50, 0.2
-"""How many earlier queries have a share, and by which cosine their weight falls to 1/e (docs/experiments/queries.md)."""
+"""Earlier queries that have a share, and the difference of cosines at which a weight is 1/e (docs/experiments/queries.md)."""
 _BLOCK = 2_048
-"""Pairs of a block, about: the block of a pair is written again when it is learned, and the others are linked."""
+"""Pairs of a block, about: learning a pair rewrites its block; the other blocks are linked."""
 _PRODUCTS = 2**24
 """Cosines in memory at a time: 64 MB."""
 _SAMPLE = 1_000
 """Documents whose cosines are measured."""
 _HIGHEST = 0.9
-"""Mean cosine of documents that is taken into account, at most."""
+"""Highest mean cosine of documents that is taken into account."""
 _TIE, _EDGE = 1e-5, 1e-6
 _SLOPE = 50
 """How fast the words of a document's earlier queries come to count in full, as one of these comes among the nearest."""
@@ -142,8 +142,8 @@ class QueryMemory:
         hashed = [hashes_of(list(dict.fromkeys(words))).tobytes() for words in terms] or [b""] * len(texts)
         learned = np.full((len(rows), TIMES), NEVER)
         learned[:, 0] = time.time_ns() // 1000 if times is None else times
-        kept, hashes = (np.fromiter(values, np.object_) for values in (texts, hashed))
-        new = Pairs(memory._keys(queries), rows.astype(np.int32), learned, normalised(vectors), kept, hashes)
+        written, hashes = (np.fromiter(values, np.object_) for values in (texts, hashed))
+        new = Pairs(memory._keys(queries), rows.astype(np.int32), learned, normalised(vectors), written, hashes)
         return memory._with(Pairs.join([new]))._within_limit()
 
     def _with(self, new: Pairs) -> "QueryMemory":
@@ -190,7 +190,7 @@ class QueryMemory:
         return replace(self, blocks=tuple(blocks))._split()
 
     def forget(self, queries: Sequence[str] | None, rows: Ints, period: Period = ALWAYS) -> "QueryMemory":
-        """Return the memory without what was learned in a period, of some pairs; "" is all of a document, None all."""
+        """Return the memory less what was learned of some pairs in a period; a query "" names all of a document, None all."""
         every = (np.ones(len(block), dtype=bool) for block in self.blocks)
         masks = every if queries is None else self._which(queries, rows)
         blocks = [block.without(mask, period) for block, mask in zip(self.blocks, masks, strict=True)]
@@ -239,7 +239,7 @@ class QueryMemory:
 
     @property
     def is_published(self) -> bool:
-        """Whether it has pairs of an index from the Hub, whose hashes have a key that nobody knows."""
+        """Whether it has pairs of an index from the Hub, which are hashed with a key that nobody knows."""
         return bool(len(self)) and bool(self._is_bare.any())
 
     @property
@@ -262,7 +262,7 @@ class QueryMemory:
 
     @property
     def has_words(self) -> bool:
-        """Whether a query's terms are there."""
+        """Whether the terms of any query are kept."""
         return any(terms for block in self.blocks for terms in block.terms.tolist())
 
     def published(self, *, words: bool) -> "QueryMemory":

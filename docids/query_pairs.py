@@ -19,7 +19,7 @@ from dsi.docids.types import Bools, Floats, Ints
 TIMES = 3
 """How often a pair counts at most: twice as much as one that was learned once (docs/experiments/queries.md)."""
 NEVER = np.iinfo(np.int64).max
-"""In place of a time that is not there."""
+"""Stands for a missing time."""
 _LATEST = 253_402_300_799_999_999
 """Microseconds from 1970 to the end of the year 9999."""
 HASHED = 8
@@ -42,7 +42,7 @@ class Pairs:
 
     keys: NDArray[np.uint64]  # [n] hashes of the queries
     rows: NDArray[np.int32]  # [n] of the documents
-    # [n, 3] when each was learned the first times, ascending, in microseconds since 1970; then the largest number
+    # [n, 3] when each was learned the first times, ascending, in microseconds since 1970; then NEVER
     times: NDArray[np.int64]
     vectors: Floats  # [n, dim] of the queries, of length 1
     texts: NDArray[np.object_]  # [n] of the queries; "" where it is not kept
@@ -54,7 +54,7 @@ class Pairs:
 
     @property
     def counts(self) -> Ints:
-        """[n] how often each was learned, of the times that count."""
+        """[n] how often each was learned, up to `TIMES`."""
         return (self.times < NEVER).sum(axis=1)
 
     @cached_property

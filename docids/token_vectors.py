@@ -94,7 +94,7 @@ class TokenVectors:
     def late_interaction(self, queries: Sequence[Floats], places: Sequence[Ints]) -> list[Floats]:
         """Return for each query scores [n] of its places: means over its tokens of the best product with one of the place's.
 
-        A place without tokens has 0, as all have for a query without any. A place is decoded once for all queries.
+        A place without tokens scores 0, as do all for a query without tokens. A place is decoded once for all queries.
 
         `queries`: normalised vectors [x, dim] of the tokens of each; `places`: [n] docid positions of each.
         """
@@ -157,7 +157,7 @@ class TokenVectors:
         return counts[self.order]
 
     def arranged(self, source: Ints, new: TokenCodes) -> "TokenVectors":
-        """Return the vectors in another order; no codes that are there are copied.
+        """Return the vectors in another order; existing codes are not copied.
 
         `source`: [m] for each place, its place here; places here + i for text i of `new`; `new`: codes of the texts
         that join.

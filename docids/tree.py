@@ -2,9 +2,8 @@
 
 Inner nodes are numbered breadth-first from the root (0); the document at docid position p is node num_inner + p. A node's
 children are either all inner nodes or all documents, numbered consecutively; the documents below a node are the positions
-doc_start..doc_end. So a digit is an offset and a subtree a slice. A document with several docids, one
-a piece of its text, is at several positions, its places. What
-updates and decoders need of its making is held, and not read. Knows nothing of texts or models.
+doc_start..doc_end. So a digit is an offset and a subtree a slice. A document with several docids, one for each piece
+of its text, has several positions, its places. Knows nothing of texts or models.
 """
 
 import hashlib
@@ -261,7 +260,7 @@ class DocidTree:
         return [(start, end) if count > 1 else None for (start, end), count in pairs]
 
     def stored_as(self, config: VectorsConfig) -> "DocidTree":
-        """Return the tree with its vectors kept otherwise, and with codes to search them by if they are many."""
+        """Return the tree with its vectors in another format, and with codes to search them by if they are many."""
         centroids, embeddings = (Vectors.from_array(part, config.kind) for part in (self.centroids, self.embeddings))
         codes = Vectors.search_codes(self.embeddings) if len(self.embeddings) > LARGE else None
         return replace(self, centroids=centroids, embeddings=embeddings, codes=codes)
@@ -298,7 +297,7 @@ class DocidTree:
         return cls(**structure | vectors, pieces=pieces, piece_cost=cost)
 
     def is_sound(self) -> bool:
-        """True if the arrays fit each other, which a search follows without a check."""
+        """True if the arrays fit each other; a search follows them without checks."""
         inner, places = self.num_inner, self.num_places
         vectors = [array for array in (self.centroids, self.embeddings, self.codes) if array is not None]
         return bool(
@@ -327,7 +326,7 @@ class DocidTree:
         return bool(seen[:-1].all())
 
     def _is_tree(self) -> bool:
-        """True if inner nodes are numbered by level below one root, and have ranges of documents that are their children's."""
+        """True if inner nodes are numbered by level below one root, and their documents are those of their children."""
         inner, places = self.num_inner, self.num_places
         first, count, start, end = (
             getattr(self, name).astype(np.int64) for name in ("first_child", "num_children", "doc_start", "doc_end")

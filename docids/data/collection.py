@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class MadeTexts(Sequence[str]):
-    """Texts that a function makes of slices of a list or a table when they are read, for collections larger than memory."""
+    """Texts that a function makes from slices of a list or a table when they are read, for collections larger than memory."""
 
     def __init__(self, source: Any, make: Callable[[Any], list[str]]) -> None:
         self._source, self._make = source, make
@@ -52,12 +52,12 @@ class MadeTexts(Sequence[str]):
 
 
 _IN_MEMORY = "The collection"
-"""Name of what was made by `from_records`."""
+"""Name of collections made by `from_records`."""
 
 
 @dataclass(frozen=True, repr=False)
 class Collection:
-    """A collection: `documents` (columns doc_id, title, text, metadata), `queries` and one `Qrels` a split.
+    """A collection: `documents` (columns doc_id, title, text, metadata), `queries` and one `Qrels` per split.
 
     Only the documents are required: without queries an index is made of pre-trained parts, without judgements it is not tuned.
 
@@ -91,7 +91,7 @@ class Collection:
 
     @cached_property
     def identical(self) -> Identical:
-        """The queries that are documents themselves, with these, which their answers leave out unless judged relevant."""
+        """The queries that are documents themselves, and these documents, which answers leave out unless judged relevant."""
         judgements = chain.from_iterable(qrels.items() for qrels in self.qrels.values())
         wanted = {query_id for query_id, judged in judgements if judged.get(query_id, 0) > 0}
         queries = {query_id: text for query_id, text in self.queries.items() if query_id not in wanted}
@@ -100,7 +100,7 @@ class Collection:
 
     @property
     def identical_rows(self) -> dict[str, frozenset[int]]:
-        """{text of a query: rows of the documents that it is itself}, of `identical`; no negatives of training."""
+        """{text of a query: rows of the documents that it is itself}, of `identical`; never negatives in training."""
         pairs = self.identical.items()
         return {self.queries[query_id]: frozenset(map(self.rows.__getitem__, doc_ids)) for query_id, doc_ids in pairs}
 
@@ -182,7 +182,7 @@ class Collection:
 
         Raises:
             FileNotFoundError: no such file or folder, or no such file in it.
-            TypeError: a path is none.
+            TypeError: a path is neither a string nor a `Path`.
             ValueError: a malformed file that is named, and the message names file, line, value and remedy; or a folder in BEIR
                 layout.
         """
@@ -205,8 +205,8 @@ class Collection:
         """Write the collection as a folder in BEIR layout, which `read_collection` and commands read.
 
         Raises:
-            FileExistsError: the folder holds something else than a collection.
-            ValueError: it is the current folder, or one above that.
+            FileExistsError: the folder holds something other than a collection.
+            ValueError: it is the current folder, or one above it.
         """
         with replace_folder(folder_for_collection(folder)) as new:
             with (new / "corpus.jsonl").open("w", encoding="utf-8") as file:
@@ -245,7 +245,7 @@ class Collection:
             seed: of their choice.
 
         Raises:
-            ValueError: a malformed pair, or none of which the positive is in the collection.
+            ValueError: a malformed pair, or no pair whose positive is in the collection.
         """
         _check_cut(dev_queries, dev_untaught, seed)
         name: object = "pairs"

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 _NUMBER = re.compile(r"[+-]?([0-9]{1,18}|[0-9]{1,18}\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,2})?")
 _HEADS = {"query-id", "query_id", "qid", "query", "topic", "topic_id", "id", "_id"}
-"""Names of the first column in a header."""
+"""Possible names of the first column, in a header."""
 _COLUMNS = ("query_id", "qid", "query-id"), ("doc_id", "docno", "corpus-id"), ("relevance", "score", "label", "grade")
 """Names that the columns of a table of judgements, or of a run, may have: of the query, the document and the number."""
 _ABSENT = (
@@ -32,7 +32,7 @@ _TWICE = "pairs of query and document with several grades; the highest counts"
 _NO_RELEVANT = "judged queries without a judgement above 0 of a document in the collection; they count as 0"
 
 Judgement = tuple[str, str, str, float]
-"""The words that name it in messages, query_id, doc_id, grade."""
+"""Where it stands, for messages; query_id, doc_id, grade."""
 
 
 def read_judgements(

@@ -14,9 +14,9 @@ from dsi.docids.files.checks import id_of, same, text
 from dsi.docids.types import Qrels
 
 Find = Callable[[str], str | None]
-"""From the id or the text of a document to its doc_id; None if it is not there."""
+"""From the id or the text of a document to its doc_id; None if there is none."""
 NEGATIVES = ("negative", "negatives")
-"""Keys under which a training pair may have what does not answer it; the first that is there counts."""
+"""Keys under which a training pair may have documents that do not answer it; the first one present counts."""
 _SCORES = ("score", "scores", "label", "labels")
 _ABSENT = "positives that are neither the id nor the text of a document of the collection; their pairs are left out"
 _ABSENT_NEGATIVE = "negatives that are neither the id nor the text of a document of the collection; they are left out"
@@ -95,7 +95,7 @@ def _values(record: Mapping[str, Any], keys: Sequence[str], source: str) -> list
 
 
 def plain_query(value: str) -> str:
-    """Return the form of a text that is alike for texts which differ in case, in spaces, or in how characters are composed."""
+    """Return a text in a form without differences of case, spaces, or how characters are composed."""
     return same(value).casefold()
 
 

@@ -49,13 +49,13 @@ MOST_OF_ID = 4096
 _KNOWN_KEYS = {*ID_KEYS, *TEXT_KEYS, "title", "metadata"}
 """Keys of a document that have a meaning; all others are metadata."""
 _ROWS_AT_ONCE, _CHARACTERS_AT_ONCE = 1000, 2**25
-"""Rows of a record batch and characters of its texts, about, at most."""
+"""About how many rows, and characters of texts, a record batch has at most."""
 _LARGE_TABLE, _SPARSE = 2 * 10**7, 50
-"""Cells of metadata, from which on one in fifty must hold a value."""
+"""From this many cells of metadata on, one in fifty must hold a value."""
 _NAMED = 3
-"""Odd things of a kind that are named, at most."""
+"""How many odd things of a kind are named, at most."""
 _EXACT = 2**53
-"""Up to this every whole number is a float."""
+"""Up to this number, floats hold every whole number."""
 
 _TIMES = pa.timestamp("us", "UTC")
 _ARROW = {
@@ -147,7 +147,7 @@ def document_row(record: Mapping[str, Any], source: str, odd: Oddities) -> Row:
 
 
 def checked_queries(records: Records, name: object, *, whole: bool = True) -> dict[str, str]:
-    """Return {query_id: text} of records with id and text; a line counts empty ones, and `whole` refuses to read none."""
+    """Return {query_id: text} of records with id and text; a line counts empty ones; `whole`: there must be some."""
     queries, odd = dict[str, str](), Oddities(name)
     for source, record in records:
         query_id, query = query_of(record, source)

@@ -34,12 +34,12 @@ QUERY_TEXT_KEYS = ("text", "query")
 """Keys under which a query may have its text; the first counts."""
 QUERIES = ("query", "anchor")
 POSITIVES = ("positive", "positives", "doc_id", "id")
-"""Keys under which a training pair may have its query, and what answers it; the first that is there counts."""
+"""Keys under which a training pair may have its query, and what answers it; the first one present counts."""
 MOST_COLUMNS = 1000
 """Columns of a document table, at most."""
 _ROWS_AT_ONCE = 1000
 _MOST_BLANK = 2**20
-"""Blank lines one after another, at most: compressed, those of a small file would take minutes."""
+"""Blank lines in a row, at most: a small compressed file of them would take minutes to read."""
 LONGEST_LINE = 2**24
 """Bytes of a line, at most; a file without line ends would fill the memory."""
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
@@ -51,7 +51,7 @@ RECORDS = (*_LINES, *_TABLES, *_PARQUET)
 """The kinds of files that hold records."""
 _SEPARATOR = re.compile('sep=([^\\w\\s"]|\t)\r?\n', re.IGNORECASE)
 _HEADER = 2**20
-"""Bytes of a table in which the names of its columns stand."""
+"""Bytes at the beginning of a table that hold the names of its columns."""
 _KEPT = {*ID_KEYS, *QUERY_ID_KEYS, *TEXT_KEYS, *QUERY_TEXT_KEYS, "query-id", "title"}
 """Columns whose values stay texts."""
 _INEXACT = "^-?(0[0-9]|[0-9]{16})"
@@ -62,7 +62,7 @@ _INEXACT = "^-?(0[0-9]|[0-9]{16})"
 
 
 def records_of(source: Any, name: str = "documents", *, texts: bool = True) -> Records:
-    """Yield the records of whatever is in memory, after their names; a text, where allowed, has its place as its id."""
+    """Yield the name, for messages, and record of each item in memory; a text, where allowed, has its place as its id."""
     for place, record in enumerate(items_of(source, name)):
         if isinstance(record, str) and texts:
             record = {"_id": str(place), "text": record}

@@ -19,16 +19,16 @@ T = TypeVar("T")
 RESTORE = "restore it or train again"
 _STOPS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 _ATTEMPTS = 20
-"""To read a file, or a folder, that is replaced meanwhile."""
+"""How often a file, or a folder, that is replaced meanwhile is read again."""
 Type = type[np.generic]
 
 DATA = (".json", ".arrow", ".safetensors", ".onnx")
-"""How the names of an index's files end; nothing else is read from one."""
+"""Endings of an index's files; no other files are read."""
 
 
 @contextmanager
 def reading(path: Path, *passing: type[Exception]) -> Iterator[None]:
-    """Turn any error about a damaged file or folder, but missing ones, lack of memory and `passing`, into a ValueError."""
+    """Turn any error about a damaged file or folder, except missing ones, lack of memory and `passing`, into a ValueError."""
     unchanged: tuple[type[BaseException], ...] = (FileNotFoundError, MemoryError, *_STOPS, *passing)
     try:
         yield

@@ -90,7 +90,7 @@ class DocidsConfig:
     def _check_unused(self) -> None:
         """Raise ValueError if a setting that the method does not read is not its default."""
         read = SCHEMES.get(self.scheme)
-        if read is None:  # it is not known what another package's reads
+        if read is None:  # what another package's method reads is unknown
             return
         for setting in dataclasses.fields(self):
             value = getattr(self, setting.name)
@@ -180,7 +180,7 @@ class Docids:
         return cls(pad_paths(paths))
 
     def with_rows(self, rows: Ints) -> "Docids":
-        """Return the same paths as those of the documents [N] `rows`."""
+        """Return the docids with the document of each path, `rows` [N]."""
         _check_rows(rows, len(self.paths))
         same = copy.copy(self)  # the paths are checked, and different
         object.__setattr__(same, "rows", rows)

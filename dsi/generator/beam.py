@@ -1,4 +1,4 @@
-"""Constrained beam search over the docid tree, for (level, digit) and word tokens (DR-SCL section 3.5).
+"""Constrained beam search over the docid tree, for any kind of docid tokens (DR-SCL section 3.5).
 
 Two scores add up to rank a node:
 
@@ -34,7 +34,7 @@ from dsi.docids.types import Bools, Ints
 from dsi.docids.words.bm25 import BM25
 from dsi.generator.answers import TopDocuments
 from dsi.generator.dense import DenseScores
-from dsi.generator.fusion import OWN, PRODUCT, fuse
+from dsi.generator.fusion import BUILT_IN, PRODUCT, fuse
 from dsi.generator.objectives import log_prior
 from dsi.search.engine import Engine, Followed, Method, count_documents, nodes_above
 from dsi.search.queries import QueryBatch
@@ -42,9 +42,9 @@ from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import WALK, LevelTrace, SearchResult, Trace
 
 _MOST_PLACES = 100
-"""Of a document, for which the first beam has room; a document with more of them widens it only if too few are found."""
+"""Places of a document for which the first beam has room; those of more places widen it only if too few are found."""
 _ROUNDING = 1e-4
-"""One path may differ by this much between two batches of other shapes, relative to its score and one more."""
+"""A path's score may differ by this much between batches of different shapes, relative to the score plus one."""
 
 
 class Scorer(ABC):
@@ -187,7 +187,7 @@ class PathEngine(Engine):
 
     def reads_generator(self, config: SearchConfig) -> bool:
         """Whether the generator has a part in the scores: another package's fusion may read it at any alpha."""
-        return config.alpha != 0 or config.beta < self.tree.depth or config.fusion not in OWN
+        return config.alpha != 0 or config.beta < self.tree.depth or config.fusion not in BUILT_IN
 
     @property
     def methods(self) -> Mapping[str, Method]:
@@ -381,8 +381,8 @@ class PathEngine(Engine):
         width = min(beam_width, max(1, int((score > -torch.inf).sum(dim=1).max())))
         if order.shape[1] > width:
             lost = score.gather(1, order[:, width : width + 1])[:, 0]
-        kept = order[:, :width].sort(dim=1).values  # back to docid order
-        return answers, candidates.take(kept, score), lost
+        survivors = order[:, :width].sort(dim=1).values  # back to docid order
+        return answers, candidates.take(survivors, score), lost
 
 
 class BestPaths(Method):
@@ -406,7 +406,7 @@ class BestPaths(Method):
         while len(rows):
             step = max(1, search.generator.most_nodes // width) if self.proves else len(rows)
             parts = np.split(rows, range(step, len(rows), step))
-            rows = np.concatenate([self._descend(batch, request, result, own, width, levels) for own in parts])
+            rows = np.concatenate([self._descend(batch, request, result, part, width, levels) for part in parts])
             width *= 2
         if search.doc_rows is not None:
             self._score_best_places(batch, request, result)
@@ -451,6 +451,6 @@ def _level_trace(candidates: Beam, beam: Beam | None, answers: TopDocuments, num
     """Return the candidates of a level, and which of them went into the next beam or the answers."""
     # [batch, k + beam_width] nodes in the top k or the next beam
     alive = torch.cat([answers.positions + num_inner, *([] if beam is None else [beam.nodes])], dim=1)
-    kept = (candidates.nodes[:, :, None] == alive[:, None, :]).any(dim=2) & (candidates.nodes >= 0)
-    fields = (candidates.nodes, candidates.score, kept)
+    is_kept = (candidates.nodes[:, :, None] == alive[:, None, :]).any(dim=2) & (candidates.nodes >= 0)
+    fields = (candidates.nodes, candidates.score, is_kept)
     return LevelTrace(*(field.numpy(force=True) for field in fields))

@@ -1,4 +1,4 @@
-"""Dense scores of a tree's nodes for a batch of queries, on a device: the encoder's own scores of clusters and documents.
+"""Dense scores of a tree's nodes for a batch of queries, on a device: the encoder's scores of clusters and documents.
 
 Knows nothing of decoders.
 """

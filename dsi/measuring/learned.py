@@ -15,7 +15,7 @@ from dsi.store.retriever import Retriever
 
 
 def known_queries(retriever: Retriever, queries: Mapping[str, str]) -> frozenset[str]:
-    """Return the query_ids of queries whose answers depend on their having been learned: none where that has no weight."""
+    """Return the query_ids of learned queries whose answers depend on that: none where memory has no weight."""
     return learned_queries(retriever, queries) if retriever.search_config.memory_weight else frozenset()
 
 
@@ -54,10 +54,10 @@ def without_learned(retriever: Retriever, collection: Collection, split: str) ->
     If no other query has a relevant document, they stay, and all count as learned.
     """
     learned, qrels = known_queries(retriever, collection.query_texts(split)), collection.qrels[split]
-    others = with_only(collection, split, qrels.keys() - learned)
-    if learned and not relevant_documents(others.qrels[split].values()):
+    unlearned = with_only(collection, split, qrels.keys() - learned)
+    if learned and not relevant_documents(unlearned.qrels[split].values()):
         return collection, len(qrels)
-    return others, len(learned)
+    return unlearned, len(learned)
 
 
 def learned_line(count: int, total: int, split: str, by: str = "the index") -> str:

@@ -63,8 +63,8 @@ def index(
         ValueError: as `Collection.from_records` and `train`; or a setting out of range.
     """
     settings = {"lexical.language": language, "docids.pieces": pieces}
-    given = {name: value for name, value in settings.items() if value is not None}
-    chosen = run_config(Path(), config or Config()).without_training().with_changes(given)
+    changes = {name: value for name, value in settings.items() if value is not None}
+    chosen = run_config(Path(), config or Config()).without_training().with_changes(changes)
     collection = _read_source(source)
     if embeddings is not None:
         chosen = _for_vectors(chosen, collection)
@@ -88,10 +88,10 @@ def _for_vectors(config: Config, collection: Collection) -> Config:
         )
     if config.has_token_vectors:
         write_line("With embeddings of your own, documents have no token vectors, so late interaction takes no part.")
-    own = config.with_changes({"docids.pieces": 1, "tokens.bits": 0})
+    changed = config.with_changes({"docids.pieces": 1, "tokens.bits": 0})
     if collection.qrels["dev"]:
-        return own
-    return own.with_changes({"dev_queries": 0})  # sentences of the documents, encoded, would have other scores
+        return changed
+    return changed.with_changes({"dev_queries": 0})  # sentences of the documents, encoded, would have other scores
 
 
 def _temporary(make: Callable[[Path], Retriever]) -> Retriever:
@@ -135,5 +135,5 @@ def read_embeddings(path: Path) -> NDArray[Any]:
 
 @cache
 def _temporary_folder() -> TemporaryDirectory[str]:
-    """Return the folder of this process's indexes without a folder of their own; deleted when Python ends."""
+    """Return the temporary folder of this process, for indexes without an output folder; deleted when Python ends."""
     return TemporaryDirectory(prefix="dsi-")

@@ -146,7 +146,7 @@ class TrainingRun:
 
     @contextmanager
     def _writing(self) -> Iterator[list[str]]:
-        """Let nobody else write to the folder of the run; yields the stages that have to run, after all checks.
+        """Keep others from writing to the folder of the run; yields the stages that have to run, after all checks.
 
         All processes raise what the first one is refused for. In the end `config.toml` holds the settings of this run.
         """
@@ -211,7 +211,7 @@ class TrainingRun:
     # Stages.
 
     def _run_stages(self, last: str = "memory") -> None:
-        """Run the stages of the configuration, in order; a part of the index that it has none of is removed."""
+        """Run the stages of the configuration, in order; parts of the index that it does not have are removed."""
         names = [*STAGES]
         for name in names[: names.index(last) + 1]:
             if name in self.keys:
@@ -241,7 +241,7 @@ class TrainingRun:
         return self._stages.work(stage, self.keys[stage])
 
     def _output(self, stage: str) -> AbstractContextManager[Path]:
-        """Return what gives the folder that the first process writes a stage's output into."""
+        """Return a context that gives the folder into which the first process writes a stage's output."""
         return self._stages.writing(stage, self.keys[stage])
 
     def _drop(self, part: str) -> None:
@@ -398,8 +398,8 @@ class TrainingRun:
     def _has_idle_queries(self) -> bool:
         """True if the index holds train queries that a tuning has given no weight."""
         config = self.config
-        kept = config.memory.train_queries and not config.generator.exists and self.collection.pairs("train")
-        tuned = kept and is_tuned(self.folder)
+        learned = config.memory.train_queries and not config.generator.exists and self.collection.pairs("train")
+        tuned = learned and is_tuned(self.folder)
         return bool(tuned) and search_config(read_record(self.folder / "manifest.json")).memory_weight == 0
 
     # Outputs of earlier stages.

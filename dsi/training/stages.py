@@ -115,7 +115,7 @@ class StageFolders:
     def stage(self, name: str, key: str, needs: Sequence[str] = ()) -> Iterator[bool]:
         """Yield True if the stage has to run, False if it is up to date; all processes leave together."""
         self._started[name] = started = time.perf_counter()
-        self._needed[name] = self.processes.first({own: self.output_digest(own) for own in needs})
+        self._needed[name] = self.processes.first({need: self.output_digest(need) for need in needs})
         has_to_run = self.processes.first(self.processes.is_main and not self.find(name, key, self._needed[name]))
         if not has_to_run:
             logger.info("%s: up to date", name)

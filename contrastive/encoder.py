@@ -198,9 +198,9 @@ def _choose_prompt(model: SentenceTransformer, kind: str, chosen: str | None) ->
     if chosen is not None:
         return chosen
     default = _model_prompt(model, kind)
-    others = sorted(name for name, prompt in model.prompts.items() if prompt)
-    if kind == "query" and others and not default and not _model_prompt(model, "document"):
-        names = ", ".join(others)
+    named = sorted(name for name, prompt in model.prompts.items() if prompt)
+    if kind == "query" and named and not default and not _model_prompt(model, "document"):
+        names = ", ".join(named)
         logger.warning(
             "The encoder has prompts for other tasks alone (%s); set encoder.query_prompt to use one.", names
         )

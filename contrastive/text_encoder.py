@@ -156,7 +156,7 @@ class TextEncoder(ABC):
     def cut(self, titles: Sequence[str], texts: Sequence[str], pieces: int) -> list[DocumentCut]:
         """Return where each document is cut into pieces that the encoder reads to their ends, at most `pieces` of them.
 
-        A document that is read whole, its text of at most `document_length` tokens, is one piece. Of any other one a piece has
+        A document that is read whole, its text of at most `document_length` tokens, is one piece. Of any other, a piece has
         `piece_length` tokens of the text, more where there would be more than a hundred, after the title, of which it reads a
         quarter of the model's tokens. A text that a hundred do not cover is cut stretch by stretch, into a hundred each.
         With `pieces` = 1 it is the title with the first `document_length` tokens, as long as that may be.

@@ -65,8 +65,8 @@ def drawn_documents(
     order = random.Random(seed).sample(range(documents), documents)
     turn, negatives = cycle(order), dict[str, list[int]]()
     for text, relevant in _relevant({row: queries[row] for row in sorted(queries)}).items():
-        others = (row for row in turn if row not in relevant)
-        negatives[text] = list(islice(others, min(count, documents - len(relevant))))
+        rest = (row for row in turn if row not in relevant)
+        negatives[text] = list(islice(rest, min(count, documents - len(relevant))))
     return negatives
 
 
@@ -94,9 +94,9 @@ def contrastive_rows(
     for row in sorted(queries):
         for query in queries[row]:
             rows = [row, *(negatives[query][:most] if negatives else [])]
-            document, *others = map(text_of, rows)
-            texts.append([document, query, *others])
-            label, *more = map(first.setdefault, [document, *others], rows)  # equal texts are one document
+            document, *further = map(text_of, rows)
+            texts.append([document, query, *further])
+            label, *more = map(first.setdefault, [document, *further], rows)  # equal texts are one document
             labels.append([label, label, *more, numbers.setdefault(query, len(numbers))])
     if not texts:
         raise ValueError(NO_QUERIES)

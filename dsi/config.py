@@ -39,7 +39,7 @@ from dsi.search.request import LEXICAL_WEIGHT, MEMORY_WEIGHT, TOKEN_WEIGHT, Sear
 CONFIGS = Path(__file__).parent / "configs"
 """Folder of the configurations that ship with the package, NAME.toml each."""
 _LARGEST = 2**14
-"""Bytes of a configuration; the parser takes minutes for a megabyte of dots."""
+"""Bytes of a configuration, at most; the parser takes minutes for a megabyte of dots."""
 
 _NO_TRAINING = {
     "pseudo_queries": {"method": "none"},
@@ -168,8 +168,8 @@ class Config:
     """Number of train queries set aside if the collection has no dev split. On the dev queries the weights of scores, and the
     beam (with a generator: alpha and ann_temperature) are chosen after training; 0 chooses nothing."""
     dev_untaught: Share = 0.5
-    """Share of the train queries set aside whose documents keep no train query. The more there are, the less counts what train
-    queries teach: some index will be asked mostly for documents that nobody has asked for."""
+    """Share of the train queries set aside whose documents keep no train query. The larger it is, the less what train
+    queries teach counts: an index may be asked mostly for documents that nobody has asked for."""
     text_megabytes: Whole = 1000
     """The index keeps the documents' texts, which answers show, if they take at most this many megabytes; 0 keeps none."""
     pseudo_queries: PseudoQueriesConfig = field(default_factory=PseudoQueriesConfig)

@@ -222,7 +222,7 @@ class LanguageModel(TokenGenerator):
     def check(self, name: str) -> None:
         """Raise ValueError unless a model gives the same numbers where it reads on from keys and values as in one pass.
 
-        And unless a later digit changes nothing before it. Docids have two digits at least; `name`: `generator.decoder`.
+        It must also be causal: a later digit changes nothing before it. Docids have two digits at least; `name`: its setting.
         """
         texts = ["a", "a longer text than that"]
         nothing, tokens = np.zeros((2, 0), np.float32), torch.tensor([[0, 1], [0, 1]], device=self.device)

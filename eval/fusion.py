@@ -59,8 +59,8 @@ def fit_weights(first: Run, others: Sequence[Run], start: Sequence[float], qrels
         value, slope = _loss(rate * likely, queries, scale)
         return value, np.array([slope @ likely])
 
-    one = 1 / likely.sum()  # a sum of coefficients of 1
-    centre = _minimum(along, np.array([one]), [(_LEAST * one, None)]) * likely
+    unit = 1 / likely.sum()  # a sum of coefficients of 1
+    centre = _minimum(along, np.array([unit]), [(_LEAST * unit, None)]) * likely
 
     def penalised(coefficients: Doubles) -> tuple[float, Doubles]:
         value, slope = _loss(coefficients, queries, scale)

@@ -97,18 +97,18 @@ def _for_vectors(config: Config, collection: Collection) -> Config:
 def _temporary(make: Callable[[Path], Retriever]) -> Retriever:
     """Return an index in a folder that is deleted with it; it shares the encoder with the temporary index before it."""
     place = Path(_temporary_folder().name)
-    folder, last = place / uuid4().hex, place / "encoder"
+    folder, shared = place / uuid4().hex, place / "encoder"
     folder.mkdir()
     with _LINKING:
-        if last.exists():
-            link_files(last, folder / "encoder")
+        if shared.exists():
+            link_files(shared, folder / "encoder")
     try:
         retriever = make(folder)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     weakref.finalize(retriever, shutil.rmtree, folder, ignore_errors=True)
-    with _LINKING, replace_folder(last) as new:
+    with _LINKING, replace_folder(shared) as new:
         link_files(folder / "encoder", new)
     return retriever
 

@@ -300,8 +300,8 @@ class QueryMemory:
             shares = np.bincount(numbers, weights) / weights.sum()
             belongs = np.minimum(1, _SLOPE * belongs)
             means = np.bincount(numbers_of, counts * every, len(totals)) / totals
-            narrow = [values.astype(np.float32) for values in (shares, belongs, means)]
-            yield Share(rows.astype(np.int64), narrow[0], narrow[1], float(cosines.max()), narrow[2])
+            floats = [values.astype(np.float32) for values in (shares, belongs, means)]
+            yield Share(rows.astype(np.int64), floats[0], floats[1], float(cosines.max()), floats[2])
 
     @cached_property
     def taken(self) -> Taken:
@@ -315,10 +315,10 @@ class QueryMemory:
         """[terms, n] how many earlier queries of documents [n] have each of some terms, weighed as in `shares`."""
         pairs, documents = self._pairs_of(rows)
         hashed, starts, lengths = self._terms
-        held, of = hashed[ranges(starts[pairs], lengths[pairs])], np.repeat(np.arange(len(pairs)), lengths[pairs])
+        hashes, pair = hashed[ranges(starts[pairs], lengths[pairs])], np.repeat(np.arange(len(pairs)), lengths[pairs])
         weights, counts = np.log2(1 + self._counts[pairs]), np.zeros((len(terms), len(rows)), dtype=np.float32)
         for number, term in enumerate(hashes_of(terms)):
-            has = of[held == term]
+            has = pair[hashes == term]
             np.add.at(counts[number], documents[has], weights[has])
         return counts
 

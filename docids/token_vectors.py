@@ -99,15 +99,15 @@ class TokenVectors:
         `queries`: normalised vectors [x, dim] of the tokens of each; `places`: [n] docid positions of each.
         """
         lengths, counts = np.array([*map(len, queries)]), np.array([*map(len, places)])
-        read, at = np.unique(np.concatenate(places), return_inverse=True)
-        asked = np.zeros((len(read), len(queries)), dtype=bool)
+        unique, at = np.unique(np.concatenate(places), return_inverse=True)
+        asked = np.zeros((len(unique), len(queries)), dtype=bool)
         asked[at, np.repeat(np.arange(len(queries)), counts)] = True
-        asked &= (self.counts[read] > 0)[:, None] & (lengths > 0)
+        asked &= (self.counts[unique] > 0)[:, None] & (lengths > 0)
         scores = np.zeros(asked.shape, dtype=np.float32)
         if asked.any():
             tokens = np.broadcast_to(lengths, asked.shape)[asked]  # [pairs] tokens of the query
             with one_thread():
-                best = np.concatenate([*self._best(np.concatenate(queries), lengths, read, asked)])
+                best = np.concatenate([*self._best(np.concatenate(queries), lengths, unique, asked)])
             scores[asked] = np.add.reduceat(best, tokens.cumsum() - tokens) / tokens
         edges = counts.cumsum()[:-1]
         return [scores[rows, query] for query, rows in enumerate(np.split(at, edges))]

@@ -296,8 +296,8 @@ def read_dev_cut(run: Path) -> dict[str, Any]:
     Other settings are not read, as its docid scheme may be missing here.
     """
     path = run / "config.toml"
-    read = _with_base(path) if path.exists() else {}
-    return dev_cut(_with_defaults({name: read[name] for name in dev_cut(Config()) if name in read}, str(path)))
+    values = _with_base(path) if path.exists() else {}
+    return dev_cut(_with_defaults({name: values[name] for name in dev_cut(Config()) if name in values}, str(path)))
 
 
 def dev_cut(config: Config) -> dict[str, Any]:

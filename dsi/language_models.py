@@ -197,12 +197,12 @@ class LanguageModel(TokenGenerator):
     @torch.no_grad()
     def start(self, batch: QueryBatch) -> DecoderCache:
         """Read a batch of queries, and the root of the docids after them."""
-        read = self.tokenize([PROMPTS["query"] + text for text in batch.read or batch.texts])
-        read = {name: tensor.to(self.device) for name, tensor in read.items()}
+        inputs = self.tokenize([PROMPTS["query"] + text for text in batch.read or batch.texts])
+        inputs = {name: tensor.to(self.device) for name, tensor in inputs.items()}
         root = self.embed(torch.zeros(len(batch.texts), 1, dtype=torch.long, device=self.device))
         past: Cache = EncoderDecoderCache(DynamicCache(), DynamicCache()) if self.is_seq2seq else DynamicCache()
-        output = self.read(**read, docid=root, past_key_values=past, use_cache=True)
-        first, mask = output.last_hidden_state[:, -1], read["attention_mask"]
+        output = self.read(**inputs, docid=root, past_key_values=past, use_cache=True)
+        first, mask = output.last_hidden_state[:, -1], inputs["attention_mask"]
         if self.is_seq2seq:
             return DecoderCache(past, output.encoder_last_hidden_state, mask, first)
         return DecoderCache(past, None, F.pad(mask, (0, 1), value=1), first)
@@ -230,12 +230,12 @@ class LanguageModel(TokenGenerator):
             cache = self.start(QueryBatch(np.arange(2), nothing, nothing.astype(bool), nothing, texts))
             self.child_logits(tokens[:, :1], 0, cache)
             cached = self.child_logits(tokens[:, 1:], 1, cache)[:, 0]
-            read = self.tokenize([PROMPTS["query"] + text for text in texts])
-            read = {kind: tensor.to(self.device) for kind, tensor in read.items()}
+            inputs = self.tokenize([PROMPTS["query"] + text for text in texts])
+            inputs = {kind: tensor.to(self.device) for kind, tensor in inputs.items()}
             depths = torch.arange(2, device=self.device).expand(2, -1)
             sees = torch.ones(2, 2, 2, dtype=torch.bool, device=self.device).tril()
             whole, other = (
-                self(**read, tokens=digits, depths=depths, sees=sees)["logits"] for digits in (tokens, 2 * tokens)
+                self(**inputs, tokens=digits, depths=depths, sees=sees)["logits"] for digits in (tokens, 2 * tokens)
             )
             if not torch.allclose(whole[:, 0], other[:, 0], rtol=1e-4, atol=1e-5):
                 raise ValueError("it is not causal")

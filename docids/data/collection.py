@@ -162,13 +162,13 @@ class Collection:
         """
         _check_cut(dev_queries, dev_untaught, seed)
         table = table_of(records_of(documents), "documents")
-        rows, read = _rows(table), _memory_queries(queries)
-        judged = {} if qrels is None else check_qrels(qrels, read, rows)
-        if read and not any(judged.values()):
-            _warn_unused(_IN_MEMORY, read, "qrels={'train' or 'dev' or 'test': {query_id: {doc_id: relevance}}}")
-        versions = [digest([table._fingerprint, read, judged])]
-        cut = split_judgements(judged, read, rows, dev_queries, dev_untaught, seed)
-        return cls(_IN_MEMORY, versions, table, read, *cut, rows)
+        rows, texts = _rows(table), _memory_queries(queries)
+        judged = {} if qrels is None else check_qrels(qrels, texts, rows)
+        if texts and not any(judged.values()):
+            _warn_unused(_IN_MEMORY, texts, "qrels={'train' or 'dev' or 'test': {query_id: {doc_id: relevance}}}")
+        versions = [digest([table._fingerprint, texts, judged])]
+        cut = split_judgements(judged, texts, rows, dev_queries, dev_untaught, seed)
+        return cls(_IN_MEMORY, versions, table, texts, *cut, rows)
 
     @classmethod
     def from_files(cls, *paths: str | Path) -> "Collection":
@@ -260,8 +260,8 @@ class Collection:
         for query_id, judged in judgements.items():
             grades = train.setdefault(query_id, {})
             grades |= {doc_id: max(grade, grades.get(doc_id, grade)) for doc_id, grade in judged.items()}
-        versions, read = [*self.versions, digest([new, judgements])], {**self.qrels, "train": train}
-        cut = split_judgements(read, queries, self.rows, dev_queries, dev_untaught, seed)
+        versions, qrels = [*self.versions, digest([new, judgements])], {**self.qrels, "train": train}
+        cut = split_judgements(qrels, queries, self.rows, dev_queries, dev_untaught, seed)
         return Collection(self.name, versions, self.documents, queries, *cut, self.rows)
 
     def pairs(self, split: str) -> list[tuple[str, int]]:
@@ -364,13 +364,13 @@ def read_collection(
         )
     queries = read_queries(folder) if _has(folder, "queries.jsonl") else {}
     lines = {split: text_lines(path) for split, path in judged.items()}
-    read = {split: read_judgements(path, lines[split], queries, rows) for split, path in judged.items()}
+    judgements = {split: read_judgements(path, lines[split], queries, rows) for split, path in judged.items()}
     if queries and not judged:
         _warn_unused(folder, queries, "qrels/train.tsv, dev.tsv, test.tsv")
     # 3) Nothing has changed meanwhile.
     if _versions(folder, judged) != versions:
         raise ValueError(f"A file of {folder} was changed while it was read; read it again when it is whole.")
-    qrels, overlap = split_judgements(read, queries, rows, dev_queries, dev_untaught, seed)
+    qrels, overlap = split_judgements(judgements, queries, rows, dev_queries, dev_untaught, seed)
     return Collection(str(folder), versions, documents, queries, qrels, overlap, rows)
 
 

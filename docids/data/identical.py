@@ -28,13 +28,13 @@ def identical_ids(
 ) -> frozenset[str]:
     """Return the query_ids of {query_id: text} whose document of the same id holds the query's text; a line counts them."""
     table = as_table(documents)
-    asked = {query_id: key for query_id, text in queries.items() if query_id in rows and (key := _plain(text))}
-    if not asked or "text" not in table.column_names:
+    keys = {query_id: key for query_id, text in queries.items() if query_id in rows and (key := _plain(text))}
+    if not keys or "text" not in table.column_names:
         return frozenset()
-    asked_rows = np.array([rows[query_id] for query_id in asked], dtype=np.int64)
+    asked_rows = np.array([rows[query_id] for query_id in keys], dtype=np.int64)
     columns = [Column(table[column]).take(asked_rows) for column in ("title", "text") if column in table.column_names]
     texts = (" ".join(part or "" for part in parts) for parts in zip(*columns, strict=True))
-    pairs = zip(asked.items(), texts, strict=True)
+    pairs = zip(keys.items(), texts, strict=True)
     query_ids = frozenset(query_id for (query_id, key), text in pairs if key in _plain(text))
     if query_ids:
         logger.warning(

@@ -76,15 +76,15 @@ def check_qrels(qrels: Mapping[str, Any], queries: Container[str], rows: Mapping
             f"qrels must be {{split: {{query_id: {{doc_id: relevance}}}}}} of the splits {', '.join(SPLITS)}, got "
             f"{shown(qrels)}{remedy}."
         )
-    read = {}
+    checked = {}
     for split, values in qrels.items():
         name = f"qrels[{split!r}]"
         judged = by_query(values, name)
-        read[split] = _collected(_memory_judgements(judged, name), name, queries, rows)
+        checked[split] = _collected(_memory_judgements(judged, name), name, queries, rows)
         for query_id in map(id_of, map(unpack, judged)):
             if query_id in queries:
-                read[split].setdefault(query_id, {})
-    return read
+                checked[split].setdefault(query_id, {})
+    return checked
 
 
 def _memory_judgements(qrels: Any, name: str) -> Iterator[Judgement]:

@@ -183,8 +183,8 @@ def create_settings(kind: type[T], values: Mapping[str, Any], source: str = "", 
     try:
         return kind(**arguments)
     except ValueError as error:
-        of = f"{section}: " if section and not kind.section else ""  # type: ignore[attr-defined]
-        raise ValueError(f"{where}{of}{error}") from None
+        prefix = f"{section}: " if section and not kind.section else ""  # type: ignore[attr-defined]
+        raise ValueError(f"{where}{prefix}{error}") from None
 
 
 def section_kinds(kind: type) -> dict[str, type]:

@@ -239,7 +239,7 @@ class PathEngine(Engine):
         beam: Beam | None = Beam.root(batch, self.device)
         answers = TopDocuments.empty(batch, k, self.device)
         pruned = torch.full((batch,), -torch.inf, device=self.device)  # best score pruned so far
-        read = torch.zeros(batch, dtype=torch.long, device=self.device)
+        scored = torch.zeros(batch, dtype=torch.long, device=self.device)
         cache = self._start(queries)
         for level in range(self.tree.depth):
             if beam is None or not (beam.score > -torch.inf).any():
@@ -247,12 +247,12 @@ class PathEngine(Engine):
             if cache is not None and level > 0:
                 cache.select(beam.parent)
             candidates = self._expand(beam, level, queries, cache)
-            read += (candidates.nodes >= 0).sum(dim=1)
+            scored += (candidates.nodes >= 0).sum(dim=1)
             answers, beam, lost = self._select(candidates, level, answers, beam_width, reached if bounds else None)
             pruned = torch.maximum(pruned, lost)
             if trace is not None:
                 trace.levels.append(_level_trace(candidates, beam, answers, self.tree.num_inner))
-        return Descent(answers, pruned, read)
+        return Descent(answers, pruned, scored)
 
     @torch.no_grad()
     def follow_paths(self, batch: QueryBatch, request: SearchRequest, positions: Tensor) -> PathScores:

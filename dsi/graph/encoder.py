@@ -78,8 +78,8 @@ class GraphEncoder(TextEncoder):
         mask = (places[::-1] if side == "left" else places) < counts[:, None]
         ids = np.full(mask.shape, number, dtype=np.int64)
         ids[mask] = [token for encoding in encoded for token in encoding.ids]
-        read = dict(zip(INPUTS, (ids, mask.astype(np.int64), np.zeros_like(ids)), strict=True))
-        states, vectors = self._session.run(None, {name: read[name] for name in self._inputs})
+        inputs = dict(zip(INPUTS, (ids, mask.astype(np.int64), np.zeros_like(ids)), strict=True))
+        states, vectors = self._session.run(None, {name: inputs[name] for name in self._inputs})
         return Outputs(ids, mask, states, vectors)
 
     def check(self) -> None:

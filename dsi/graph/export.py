@@ -42,12 +42,12 @@ class _Reads(nn.Module):
         self.model, self._names, self._is_static = model, names, is_static
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        read = dict(zip(self._names, tensors, strict=True))
+        inputs = dict(zip(self._names, tensors, strict=True))
         if not self._is_static:
-            output = self.model(read)
+            output = self.model(inputs)
             return output["token_embeddings"], output["sentence_embedding"]
-        mask = read["attention_mask"][:, :, None].float()
-        states = F.embedding(read["input_ids"], self.model[0].embedding.weight)  # type: ignore[index, union-attr, arg-type]
+        mask = inputs["attention_mask"][:, :, None].float()
+        states = F.embedding(inputs["input_ids"], self.model[0].embedding.weight)  # type: ignore[index, union-attr, arg-type]
         output = {"sentence_embedding": (states * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)}
         for module in list(self.model)[1:]:  # type: ignore[call-overload]
             output = module(output)
@@ -105,23 +105,23 @@ def _exported(model: Any, folder: Path, *, is_static: bool) -> bytes:
             if isinstance(module, PackedLinear):
                 module.packed = None  # which no graph has
     if is_static:
-        read = {"input_ids": torch.tensor([[1, 2], [1, 0]]), "attention_mask": torch.tensor([[1, 1], [1, 0]])}
+        inputs = {"input_ids": torch.tensor([[1, 2], [1, 0]]), "attention_mask": torch.tensor([[1, 1], [1, 0]])}
     else:
-        read = {name: value for name, value in model.preprocess(list(TEXTS)).items() if isinstance(value, Tensor)}
-    if others := read.keys() - {*INPUTS}:
+        inputs = {name: value for name, value in model.preprocess(list(TEXTS)).items() if isinstance(value, Tensor)}
+    if others := inputs.keys() - {*INPUTS}:
         raise ValueError(f"it reads {', '.join(sorted(others))}")
-    reader, file = _Reads(model, [*read], is_static=is_static), io.BytesIO()
+    reader, file = _Reads(model, [*inputs], is_static=is_static), io.BytesIO()
     outputs, several = ["states", "vectors"], {0: "n", 1: "length"}
     with LOADING, warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            reader, tuple(read.values()), cast(Any, file), dynamo=False, export_params=False, do_constant_folding=False,
-            opset_version=_OPSET, input_names=[*read], output_names=outputs,
-            dynamic_axes={**dict.fromkeys([*read, "states"], several), "vectors": {0: "n"}},
+            reader, tuple(inputs.values()), cast(Any, file), dynamo=False, export_params=False, do_constant_folding=False,
+            opset_version=_OPSET, input_names=[*inputs], output_names=outputs,
+            dynamic_axes={**dict.fromkeys([*inputs, "states"], several), "vectors": {0: "n"}},
         )  # fmt: skip
     graph = onnx.load_model_from_string(file.getvalue())
     tables = chain(reader.named_parameters(remove_duplicate=False), reader.named_buffers(remove_duplicate=False))
-    _bind(graph.graph, {name: table for name, table in tables if name not in read}, folder)
+    _bind(graph.graph, {name: table for name, table in tables if name not in inputs}, folder)
     return bytes(graph.SerializeToString())
 
 

@@ -72,17 +72,17 @@ def ask(retriever: Retriever, documents: datasets.Dataset, seed: int = 0) -> Que
     holes, first = list(find_holes(index.encoder, documents, lexical.analyzer, seed)), len(lexical.doc_ids)
     if len(holes) < _FEWEST:
         return None
-    asked, rows = [hole.sentence for hole in holes], np.array([hole.row for hole in holes])
+    queries, rows = [hole.sentence for hole in holes], np.array([hole.row for hole in holes])
     # 1) dense
-    encoded = retriever.encode_queries(asked)
+    encoded = retriever.encode_queries(queries)
     pieces, tokens = encoded_pieces(index.tree, index.encoder, [hole.piece for hole in holes])
     pairs = zip(rows.tolist(), encoded.embeddings, pieces, strict=True)
     dense = np.array([_dense_without(index.tree, *pair) for pair in pairs], dtype=np.float32)
     # 2) words
     ids = [*lexical.doc_ids, *(f"hole {number}" for number in range(len(holes)))]
-    held = lexical.update([], ids, [f"{hole.title} {hole.text}" for hole in holes])
-    terms = enumerate(held.share_terms(asked), start=first)
-    added = [held.scorer.contributions(query, np.array([row])).sum() for row, query in terms]
+    updated = lexical.update([], ids, [f"{hole.title} {hole.text}" for hole in holes])
+    terms = enumerate(updated.share_terms(queries), start=first)
+    added = [updated.scorer.contributions(query, np.array([row])).sum() for row, query in terms]
     return Questions(encoded, rows, dense, np.array(added, dtype=np.float32), tokens)
 
 

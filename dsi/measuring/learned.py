@@ -22,13 +22,13 @@ def known_queries(retriever: Retriever, queries: Mapping[str, str]) -> frozenset
 def learned_queries(retriever: Retriever, queries: Mapping[str, str]) -> frozenset[str]:
     """Return the query_ids of those of {query_id: text} that an index has learned, in whatever case, spaces or composition."""
     index = retriever.snapshot
-    asked = {query_id: query for query_id, query in queries.items() if query.strip()}
-    if not (asked and len(index.memory)):
+    texts = {query_id: query for query_id, query in queries.items() if query.strip()}
+    if not (texts and len(index.memory)):
         return frozenset()
     vectors = None
     if index.memory.is_published:  # its hashes have another key
-        vectors = retriever.encode_queries(asked).cleaned()[0].embeddings
-    return frozenset(compress(asked, index.memory.knows(list(asked.values()), vectors)))
+        vectors = retriever.encode_queries(texts).cleaned()[0].embeddings
+    return frozenset(compress(texts, index.memory.knows(list(texts.values()), vectors)))
 
 
 def taught_queries(retriever: Retriever, qrels: Qrels) -> frozenset[str]:

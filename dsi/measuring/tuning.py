@@ -211,8 +211,8 @@ def choose_weights(
 
 def _tested(run: Run, qrels: Qrels) -> int:
     """Return how many judged queries have a candidate that a part of the score speaks for."""
-    asked = (query_id for query_id, judged in qrels.items() if max(judged.values(), default=0) > 0)
-    return sum(any(score > 0 for score in run.get(query_id, {}).values()) for query_id in asked)
+    query_ids = (query_id for query_id, judged in qrels.items() if max(judged.values(), default=0) > 0)
+    return sum(any(score > 0 for score in run.get(query_id, {}).values()) for query_id in query_ids)
 
 
 def _weighted_parts(index: Snapshot, *, lexical: bool, tokens: bool) -> dict[str, str]:

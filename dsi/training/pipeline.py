@@ -133,8 +133,8 @@ class TrainingRun:
         keep_few_kernels()
         with self._writing() as missing:
             if missing and self.processes.is_main:
-                documents, asked = len(self.collection.documents), len(self.collection.query_texts("train"))
-                amount = f"{counted(documents, 'document')}, {counted(asked, 'train query')}"
+                documents, queries = len(self.collection.documents), len(self.collection.query_texts("train"))
+                amount = f"{counted(documents, 'document')}, {counted(queries, 'train query')}"
                 write_line(f"{amount}: {', '.join(missing)}")
             self._run_stages()
             self._tune()
@@ -255,14 +255,14 @@ class TrainingRun:
             return
         with extension_room():
             from dsi.pseudo_queries import generate_queries
-        made = self._work("pseudo_queries") / "queries.jsonl"
+        written = self._work("pseudo_queries") / "queries.jsonl"
         held_out = [*self.collection.query_texts("dev").values(), *self.collection.query_texts("test").values()]
         generate_queries(
-            self.collection.documents, self.config.pseudo_queries, made,
+            self.collection.documents, self.config.pseudo_queries, written,
             held_out=held_out, seed=self.config.seed, device=self.device,
         )  # fmt: skip
         with self._output("pseudo_queries") as folder:
-            shutil.copy(made, folder / "queries.jsonl")
+            shutil.copy(written, folder / "queries.jsonl")
 
     def _make_encoder(self) -> None:
         """Pre-train the encoder by contrast; with loss "none" it is kept as it is."""
@@ -278,8 +278,8 @@ class TrainingRun:
     def _contrastive_rows(self, encoder: Encoder) -> datasets.Dataset:
         queries, count, negatives = train_queries(self.collection, encoder), self.config.contrastive.negatives, None
         if self.config.contrastive.texts == "all":
-            rows, made = self.pseudo_queries()
-            for row, text in zip(rows.tolist(), encoder.query_texts(list(made)), strict=True):
+            rows, generated = self.pseudo_queries()
+            for row, text in zip(rows.tolist(), encoder.query_texts(list(generated)), strict=True):
                 queries.setdefault(row, []).append(text)
             negatives = drawn_documents(queries, len(self.collection.documents), count, self.config.seed)
         elif count:

@@ -42,7 +42,7 @@ _GUESSED = (ENGLISH, "la", "zxx")
 """Languages that names, codes and numbers are taken for."""
 _TAKE = "Take a multilingual one, such as --encoder intfloat/multilingual-e5-small."
 BLOCK = 2_048
-"""Texts in memory at a time, and those that a killed run loses at most."""
+"""Texts in memory at a time, and the most that a killed run loses."""
 
 
 class DocumentTexts(MadeTexts):
@@ -54,14 +54,14 @@ class DocumentTexts(MadeTexts):
     @cached_property
     def _cuts(self) -> tuple[NDArray[np.int32], NDArray[np.int64], int]:
         """[texts, 3] first and last character of each piece and characters of the title; [documents] pieces; documents cut."""
-        numbers, counts, cut = [np.empty((0, 3), np.int32)], list[int](), 0
+        numbers, counts, num_cut = [np.empty((0, 3), np.int32)], list[int](), 0
         for start in range(0, len(self._documents), BLOCK):
             table = self._documents[start : start + BLOCK]
             cuts = self._encoder.cut(table["title"], table["text"], self._pieces)
-            numbers.append(np.array([(*span, own.title_end) for own in cuts for span in own.spans], dtype=np.int32))
-            counts += [len(own.spans) for own in cuts]
-            cut += sum(not own.is_whole for own in cuts)
-        return np.concatenate(numbers), np.array(counts, dtype=np.int64), cut
+            numbers.append(np.array([(*span, cut.title_end) for cut in cuts for span in cut.spans], dtype=np.int32))
+            counts += [len(cut.spans) for cut in cuts]
+            num_cut += sum(not cut.is_whole for cut in cuts)
+        return np.concatenate(numbers), np.array(counts, dtype=np.int64), num_cut
 
     @cached_property
     def rows(self) -> NDArray[np.int64]:
@@ -108,7 +108,7 @@ def warn_unread(texts: Sequence[str], encoder: TextEncoder) -> None:
     is_odd = (shares < _HARDLY).sum() >= max(_FEWEST, len(some) / 10)
     names = np.array([language_of(text) if is_odd else ENGLISH for text in some])
     by_name = {name: shares[names == name] for name in dict.fromkeys(names.tolist()) if name not in _GUESSED}
-    hardly = {name: len(own) for name, own in by_name.items() if len(own) >= _FEWEST and np.median(own) < _HARDLY}
+    hardly = {name: len(read) for name, read in by_name.items() if len(read) >= _FEWEST and np.median(read) < _HARDLY}
     if 10 * sum(hardly.values()) >= len(some) > 0:
         logger.warning(
             "%.0f %% of the documents are in a language that the encoder hardly reads (%s), so it hardly finds them. %s",
@@ -162,14 +162,14 @@ def _write_blocks(
     folder.mkdir(parents=True, exist_ok=True)
     blocks = {start: folder / f"{start:012}.npy" for start in range(0, len(texts), BLOCK)}
     shows = processes.is_main and not processes.are_remote
-    own = [start for start in processes.share(list(blocks)) if not blocks[start].exists()]
-    total = sum(min(BLOCK, len(texts) - start) for start in own)
+    starts = [start for start in processes.share(list(blocks)) if not blocks[start].exists()]
+    total = sum(min(BLOCK, len(texts) - start) for start in starts)
     bar = Bar(f"embeddings of {PLURALS[kind]}", unit="text", total=total, enabled=processes.is_main, whole=True)
 
     def values(start: int) -> tuple[Any, ...]:
         block = [] if blocks[start].exists() else texts[start : start + BLOCK]
         if processes.are_remote:
-            bar.update(len(block))  # it is given away
+            bar.update(len(block))  # other processes do the work
         return encoder, kind, head, len(texts), block, blocks[start], shows
 
     with bar:
@@ -184,7 +184,7 @@ def _write_blocks(
 def _write_block(
     encoder: TextEncoder, kind: str, head: TokenHead | None, total: int, texts: Sequence[str], path: Path, shows: bool
 ) -> None:
-    """Write the embeddings of texts, of a `total`, and with a head the codes of their tokens; nothing if they are there."""
+    """Write the embeddings of texts, of a `total`, and with a head the codes of their tokens; nothing if they exist."""
     if path.exists():
         return
     fast = encoder.for_documents(total)

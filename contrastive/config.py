@@ -27,12 +27,12 @@ class EncoderConfig:
     name: NameOrPath = PACKAGED
     """A sentence-transformers model (Hub name or local folder)."""
     pooling: Literal["model", "mean"] = "model"
-    """"model" keeps the model's own head; "mean" keeps only its transformer and pools by the mean, without projection
+    """"model" keeps the model's head; "mean" keeps only its transformer and pools by the mean, without projection
     or normalisation, compared by dot products: z of DR-SCL eq. 5. Weights beside it are for its lengths."""
     query_prompt: str | None = None
-    """Precedes every query; by default the model's own prompt for queries. The paper has "Query: "."""
+    """Precedes every query; by default the model's prompt for queries. The paper has "Query: "."""
     document_prompt: str | None = None
-    """Precedes every document; by default the model's own prompt for documents. The paper has "Document: "."""
+    """Precedes every document; by default the model's prompt for documents. The paper has "Document: "."""
     query_length: Length = 256
     """A query is cut at this many tokens."""
     document_length: Length = 256

@@ -13,7 +13,7 @@ _OVERLAP, _MARGIN = 32, 4
 """Tokens that a piece repeats of the one before at most, and that stay free, as a piece may have more tokens than it had in its
 text."""
 MORE = 16
-"""Tokens that are read beyond those that are needed."""
+"""Tokens that are read beyond those needed."""
 AT_ONCE, _STRETCH = 100, 50_000
 """Pieces of a text that are cut at once, and characters of a longer one that are, about: what a hundred of 128 tokens cover."""
 LONG = 4 * _STRETCH
@@ -68,12 +68,12 @@ def cut_documents(
     heads = [text if lengths.reads_at_once(text) else "" for text in texts]
 
     def cut(title: str, text: str, of_title: Offsets, of_text: Offsets) -> DocumentCut:
-        found = cut_document(title, text, of_title, of_text, lengths.at_once, limit)
-        if lengths.pieces <= AT_ONCE or (lengths.reads_at_once(text) and not has_words(text[found.spans[-1][1] :])):
-            return found
+        at_once = cut_document(title, text, of_title, of_text, lengths.at_once, limit)
+        if lengths.pieces <= AT_ONCE or (lengths.reads_at_once(text) and not has_words(text[at_once.spans[-1][1] :])):
+            return at_once
         return cut_stretches(title, text, of_title, lambda part: offsets([part], most)[0], lengths, limit)
 
-    return [cut(*own) for own in zip(titles, texts, offsets(titles, limit + 1), offsets(heads, most), strict=True)]
+    return [cut(*args) for args in zip(titles, texts, offsets(titles, limit + 1), offsets(heads, most), strict=True)]
 
 
 def cut_document(
@@ -108,8 +108,8 @@ def cut_stretches(
         if not has_words(stretch):
             start += len(stretch)
             continue
-        own = lengths._replace(pieces=lengths.pieces - len(spans)).at_once
-        cut = cut_document(title, stretch, of_title, read(stretch), own, limit)
+        rest = lengths._replace(pieces=lengths.pieces - len(spans)).at_once
+        cut = cut_document(title, stretch, of_title, read(stretch), rest, limit)
         title_end = title_end or cut.title_end  # of the first stretch, which is long
         spans += [(start + first, start + last) for first, last in cut.spans]
         start = spans[-1][1]
@@ -134,7 +134,7 @@ def piece_text(title: str, text: str, span: tuple[int, int], title_end: int) -> 
 
 
 def piece_spans(text: str, offsets: Sequence[tuple[int, int]], length: int, pieces: int) -> list[tuple[int, int]]:
-    """Return the characters start to end of the pieces of a text, all about as long; nothing of it lies between two of them.
+    """Return the characters start to end of the pieces of a text, all about as long; with no gaps between them.
 
     A piece ends with a sentence if one ends in its second half, else with a word. The next one repeats its last tokens, a
     quarter of the length and 32 at most, from the beginning of a sentence or word on.
@@ -145,7 +145,7 @@ def piece_spans(text: str, offsets: Sequence[tuple[int, int]], length: int, piec
     """
     starts = np.array([end - len(text[start:end].lstrip()) for start, end in offsets] or [0])  # of some ▁ is a space
     edges = [  # tokens that begin a sentence, and those that begin a word
-        np.searchsorted(starts, [found.end() for found in edge.finditer(text, 0, int(starts[-1]))])
+        np.searchsorted(starts, [match.end() for match in edge.finditer(text, 0, int(starts[-1]))])
         for edge in (SENTENCE_END, _SPACE)
     ]
     overlap = min(_OVERLAP, length // 4)
@@ -164,9 +164,9 @@ def piece_spans(text: str, offsets: Sequence[tuple[int, int]], length: int, piec
 def _edge(edges: Sequence[Ints], least: int, most: int, *, last: bool) -> int:
     """Return the first or last number from `least` to `most` of the first list that has one; 0 if none has. Lists ascend."""
     for numbers in edges:
-        own = numbers[np.searchsorted(numbers, least) : np.searchsorted(numbers, most, side="right")]
-        if len(own):
-            return int(own[-1 if last else 0])
+        inside = numbers[np.searchsorted(numbers, least) : np.searchsorted(numbers, most, side="right")]
+        if len(inside):
+            return int(inside[-1 if last else 0])
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Where tensors are computed. Imports torch alone, and only where that is asked."""
+"""Where tensors are computed. Imports only torch, and only when needed."""
 
 import sys
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 _CARDS = ("/dev/nvidia0", "/dev/dxg", "/dev/kfd")
-"""What a system has that has a GPU: of NVIDIA, of Windows below Linux, of AMD."""
+"""Device files of a GPU: of NVIDIA, of NVIDIA in Windows' Linux (WSL), of AMD."""
 
 
 def check_device(device: str | None) -> None:
@@ -46,4 +46,4 @@ def has_bfloat16(*, use_cpu: bool) -> bool:
 
         return bool(is_torch_bf16_gpu_available())
     capabilities: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    return any(there for name, there in capabilities.items() if "bf16" in name)
+    return any(has for name, has in capabilities.items() if "bf16" in name)

@@ -1,4 +1,4 @@
-"""The text encoder: a sentence-transformers model as its authors made it, unless a setting says otherwise. Knows no docids."""
+"""The text encoder: a sentence-transformers model, unchanged unless a setting says otherwise. Knows no docids."""
 
 import copy
 import hashlib
@@ -36,7 +36,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _DEVICE_BATCH = 64
 """Texts per forward pass on other devices than a CPU."""
 _MANY = 2_000
-"""Texts of a stage that takes a minute."""
+"""Texts that take about a minute to encode."""
 _PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}
 """{kind of text: names of its prompt, as sentence-transformers looks for them}."""
 
@@ -45,9 +45,9 @@ class Encoder(TextEncoder):
     """A sentence-transformers model and its `EncoderConfig`; computes in float32 whatever its weights are stored in.
 
     Args:
-        model: with its own prompts "query" and "document" (or "passage", "corpus"), which the config may replace.
+        model: with its prompts "query" and "document" (or "passage", "corpus"), which the config may replace.
         config: prompts, lengths, pooling.
-        like: an encoder of the same weights, of which all but the model is taken.
+        like: an encoder with the same weights, from which all but the model is taken.
         rounds: whether matrices are multiplied in bfloat16.
 
     Attributes:
@@ -72,8 +72,8 @@ class Encoder(TextEncoder):
             _check_similarity(model, config.name)
             self.dtype = model.dtype or torch.float32
             model.float().eval()
-            own = {"query": config.query_prompt, "document": config.document_prompt}
-            model.prompts = {kind: _choose_prompt(model, kind, prompt) for kind, prompt in own.items()}
+            prompts = {"query": config.query_prompt, "document": config.document_prompt}
+            model.prompts = {kind: _choose_prompt(model, kind, prompt) for kind, prompt in prompts.items()}
             model.default_prompt_name = None
         else:
             self.dtype, self.usual_length = like.dtype, like.usual_length
@@ -89,9 +89,9 @@ class Encoder(TextEncoder):
 
     @property
     def tokenizer(self) -> Any:
-        """The model's, as transformers has it."""
-        own = self.model.tokenizer
-        return PreTrainedTokenizerFast(tokenizer_object=own) if self.is_static else own
+        """The model's tokenizer, as transformers has it."""
+        tokenizer = self.model.tokenizer
+        return PreTrainedTokenizerFast(tokenizer_object=tokenizer) if self.is_static else tokenizer
 
     @classmethod
     def load(cls, config: EncoderConfig, folder: Path | None = None, device: str | None = None) -> "Encoder":
@@ -138,7 +138,7 @@ class Encoder(TextEncoder):
                 numbers, mask, states = self._static_states(features)
             else:
                 numbers, mask, states = features["input_ids"], output["attention_mask"], output["token_embeddings"]
-        floats = (own.float().numpy(force=True) for own in (states, output["sentence_embedding"]))
+        floats = (tensor.float().numpy(force=True) for tensor in (states, output["sentence_embedding"]))
         return Outputs(numbers.numpy(force=True), mask.bool().numpy(force=True), *floats)
 
     def _static_states(self, features: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -151,8 +151,8 @@ class Encoder(TextEncoder):
 
     def comparable(self, embeddings: Tensor) -> Tensor:
         """Return what `encode` makes of the vectors [n, dim] that the model gives, with gradients."""
-        kept = embeddings[:, : self.embedding_dim].float()
-        return F.normalize(kept, dim=1) if self.is_cosine else kept / self.usual_length
+        vectors = embeddings[:, : self.embedding_dim].float()
+        return F.normalize(vectors, dim=1) if self.is_cosine else vectors / self.usual_length
 
     def for_search(self, dtype: str = "float32") -> "Encoder":
         """Return a copy for fast inference in a dtype; later changes to the weights do not affect it."""
@@ -173,38 +173,38 @@ class Encoder(TextEncoder):
 
 def _vocabulary(tokenizer: Any, *, marks: bool) -> Vocabulary:
     """Return what texts are cut by, of a tokenizer of transformers."""
-    own = tokenizer.all_special_ids, tokenizer.unk_token_id, tokenizer.truncation_side
-    return Vocabulary(tokenizer.backend_tokenizer, *own, marks)
+    settings = tokenizer.all_special_ids, tokenizer.unk_token_id, tokenizer.truncation_side
+    return Vocabulary(tokenizer.backend_tokenizer, *settings, marks)
 
 
 def _max_length(model: SentenceTransformer) -> int | None:
     """Return how many tokens of a text a model reads, with special ones; None if it reads any text to its end."""
     if isinstance(model[0], StaticEmbedding):  # which sentence-transformers says to have no limit
-        own = model.tokenizer.truncation
-        return int(own["max_length"]) if own else None
+        truncation = model.tokenizer.truncation
+        return int(truncation["max_length"]) if truncation else None
     limit = model.max_seq_length
     return None if limit is None or math.isinf(limit) else int(limit)
 
 
-def _own_prompt(model: SentenceTransformer, kind: str) -> str:
+def _model_prompt(model: SentenceTransformer, kind: str) -> str:
     """Return the prompt that a model has for a kind of text, "" if it has none."""
     default = model.default_prompt_name
     names = [*_PROMPTS[kind], *([] if default in _PROMPTS["query"] else [default])]  # that of queries is for them alone
     return next((model.prompts[name] for name in names if model.prompts.get(name)), "")
 
 
-def _choose_prompt(model: SentenceTransformer, kind: str, given: str | None) -> str:
-    """Return the prompt of the config, or else the model's own; logs prompts that none chose."""
-    if given is not None:
-        return given
-    own = _own_prompt(model, kind)
-    others = sorted(name for name, prompt in model.prompts.items() if prompt)
-    if kind == "query" and others and not own and not _own_prompt(model, "document"):
-        names = ", ".join(others)
+def _choose_prompt(model: SentenceTransformer, kind: str, chosen: str | None) -> str:
+    """Return the prompt of the config, or else the model's; logs the names of prompts if none is used."""
+    if chosen is not None:
+        return chosen
+    default = _model_prompt(model, kind)
+    named = sorted(name for name, prompt in model.prompts.items() if prompt)
+    if kind == "query" and named and not default and not _model_prompt(model, "document"):
+        names = ", ".join(named)
         logger.warning(
             "The encoder has prompts for other tasks alone (%s); set encoder.query_prompt to use one.", names
         )
-    return own
+    return default
 
 
 def _check_similarity(model: SentenceTransformer, name: str) -> None:
@@ -226,7 +226,7 @@ def _load_named(name: str, device: str | None) -> SentenceTransformer:
 
 def _checked(load: Callable[[], SentenceTransformer]) -> SentenceTransformer:
     """Load a model, and check its weights and tokenizer."""
-    model = load_complete(load, lambda own: own.encode(list(TEXTS), show_progress_bar=False).astype(np.float32))
+    model = load_complete(load, lambda model: model.encode(list(TEXTS), show_progress_bar=False).astype(np.float32))
     check_inputs(model)
     return model
 

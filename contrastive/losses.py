@@ -99,7 +99,7 @@ class _ContrastiveLoss(nn.Module):
         """
         none = labels.new_empty(0)
         relevant = [self.relevant.get(number, none).to(labels) for number in numbers.flatten().tolist()]
-        return torch.stack([torch.isin(labels, own) for own in relevant]) if any(map(len, relevant)) else None
+        return torch.stack([torch.isin(labels, rows) for rows in relevant]) if any(map(len, relevant)) else None
 
     def embed(self, sentence_features: Iterable[Features], labels: Tensor) -> tuple[list[Tensor], Tensor]:
         views = [self._embed_view(features) for features in sentence_features]
@@ -109,12 +109,12 @@ class _ContrastiveLoss(nn.Module):
 
     def _embed_view(self, features: Features) -> Tensor:
         """Return the embeddings [B, dim] of one view."""
-        *others, (last_rows, last) = _chunks(features, self.chunk)
+        *chunks, (last_rows, last) = _chunks(features, self.chunk)
         wrapped = isinstance(self.model, DistributedDataParallel)
         plain = self.model.module if wrapped else self.model  # what is computed again in a backward goes past DDP
-        embedded = [checkpoint(_embed, plain, chunk, use_reentrant=False) for _, chunk in others]
+        embedded = [checkpoint(_embed, plain, chunk, use_reentrant=False) for _, chunk in chunks]
         embedded.append(_embed(self.model, last))  # whose gradients are the first
-        rows = torch.cat([*(rows for rows, _ in others), last_rows])
+        rows = torch.cat([*(rows for rows, _ in chunks), last_rows])
         return self.compare(torch.cat(embedded)[rows.argsort()])
 
 

@@ -16,7 +16,7 @@ from dsi.docids.files.reading import is_inside, read_any_json
 PROBE = "A noble gas: Ünïcödé, ﬁ① ½\u00a0 中文 русский हिन्दी\u200d 👩‍🚀 \U0001f680\n\t ~~ 1234567890 " + "w" * 300
 """A text with characters that no vocabulary has."""
 TEXTS = (PROBE, "x", "The Danube flows through ten countries, more than any other river in the world.")
-"""On which models are tried."""
+"""Texts on which models are tried."""
 
 _RUNS = re.compile(
     r"auto_map|custom_(pipelines|generate)|trust_remote_code|quantization_config|.*backbone.*|.*implementation|.*chat_template"
@@ -32,7 +32,7 @@ _METHODS = ("forward", "get_text_features")
 TOKENIZER = "tokenizer.json"
 """A table that a library in Rust reads; it calls nothing and names no file."""
 LOADING = threading.RLock()
-"""Held while a setting of all libraries is another one."""
+"""Held while a global setting of a library is changed."""
 
 
 # What may be in the files of a model.
@@ -90,14 +90,14 @@ def _may_import(name: str) -> bool:
     from torch import nn
 
     try:
-        found = import_from_string(name)
+        kind = import_from_string(name)
     except ImportError:
         return False
-    if not isinstance(found, type):
+    if not isinstance(kind, type):
         return False
-    if found.__module__.startswith("sentence_transformers."):
-        return issubclass(found, Module | WordTokenizer)
-    return found is nn.Identity or (issubclass(found, nn.Module) and found.__module__ == "torch.nn.modules.activation")
+    if kind.__module__.startswith("sentence_transformers."):
+        return issubclass(kind, Module | WordTokenizer)
+    return kind is nn.Identity or (issubclass(kind, nn.Module) and kind.__module__ == "torch.nn.modules.activation")
 
 
 def check_settings(paths: Iterable[Path]) -> None:
@@ -109,8 +109,8 @@ def check_settings(paths: Iterable[Path]) -> None:
 
 def file_stamp(folder: Path) -> tuple[tuple[str, int, int, int], ...]:
     """Return what tells the files of a folder from others, links to the same ones apart."""
-    found = [(path.relative_to(folder), path.stat()) for path in sorted(folder.rglob("*")) if path.is_file()]
-    return tuple((str(name), stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in found)
+    files = [(path.relative_to(folder), path.stat()) for path in sorted(folder.rglob("*")) if path.is_file()]
+    return tuple((str(name), stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in files)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from dsi.docids.types import Floats
 M = TypeVar("M", bound=nn.Module)
 
 _TABLES = ("position_embeddings", "embed_positions", "wpe")
-"""Names of tables of positions, which end a text where they end."""
+"""Names of tables of positions: a model reads no text beyond their last row."""
 
 
 # Writing and loading.
@@ -90,13 +90,13 @@ def load_complete(load: Callable[[], M], outputs: Callable[[M], Floats] | None =
     """
     with _reporting() as reports:
         model = load()
-    spare = [name for own, report in reports for name in _spare(own, report["unexpected_keys"])]
+    spare = [name for inner, info in reports for name in _spare(inner, info["unexpected_keys"])]
     if spare:
         raise ValueError(
             f"its files have layers that its configuration does not ({_named(spare)}), and would not be computed; mend its "
             "config.json, or get the whole checkpoint"
         )
-    missing = {name: own for own, report in reports for name in sorted(report["missing_keys"]) if name.startswith(part)}
+    missing = {name: inner for inner, info in reports for name in sorted(info["missing_keys"]) if name.startswith(part)}
     if missing and (outputs is None or _matter(missing, lambda: outputs(model))):
         raise ValueError(
             f"its files lack weights that its answers depend on ({_named([*missing])}), which would be random; get the whole "
@@ -138,9 +138,9 @@ def _reporting() -> Iterator[list[tuple[PreTrainedModel, dict[str, Any]]]]:
 
 
 def _spare(model: PreTrainedModel, unexpected: Iterable[str]) -> list[str]:
-    """Return the weights of a file that are of further layers, or the like, of those that a model has."""
+    """Return the weights of a file that belong to layers beyond those of the model, but like them."""
     known = {_pattern(model, name) for name in model.state_dict()}
-    return [name for name in sorted(unexpected) if (own := _pattern(model, name)) in known and "*" in own]
+    return [name for name in sorted(unexpected) if (pattern := _pattern(model, name)) in known and "*" in pattern]
 
 
 def _pattern(model: PreTrainedModel, name: str) -> str:

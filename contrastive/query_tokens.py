@@ -1,7 +1,7 @@
 """The map from query states to token vectors, trained on train queries against the codes of documents as they are.
 
 It starts at that of documents and is trained by cross-entropy over late interaction (ColBERT; Khattab and Zaharia 2020), with
-hard negatives, wherever these come from; where dev queries lose by it, it is not kept. Knows nothing of docids.
+hard negatives, wherever these come from; it is not kept if dev queries lose by it. Knows nothing of docids.
 """
 
 import logging
@@ -28,13 +28,13 @@ QUERIES, _LONGEST = 10_000, 32
 _SCORES = 2**25
 """Scores of documents in memory at a time."""
 _NEGATIVES = 7
-"""Of a query's hard negatives that join a step."""
+"""Hard negatives of a query in a step."""
 _BATCH = 32
 _TEMPERATURE = 0.02
 _LEARNING_RATE = 5e-4
 """Peak, after a linear warm-up over a tenth of the steps."""
 _FEW = 20
-"""With fewer dev queries, they are not asked."""
+"""Fewest dev queries that decide whether the trained map is kept."""
 
 
 class QueryExample(NamedTuple):
@@ -54,7 +54,7 @@ class JudgedQueries:
     texts: Sequence[str]  # as the encoder reads them
     relevant: Sequence[Ints]  # rows of the document table, of each
     # {number of a query: rows of the documents that it is itself}, which are neither relevant nor negatives
-    own: Mapping[int, Collection[int]] = field(default_factory=dict)
+    same: Mapping[int, Collection[int]] = field(default_factory=dict)
 
     @classmethod
     def from_pairs(
@@ -62,14 +62,14 @@ class JudgedQueries:
         pairs: Sequence[tuple[str, int]],
         queries: Mapping[str, str],
         encoder: TextEncoder,
-        own: Mapping[str, Collection[int]] | None = None,
+        identical: Mapping[str, Collection[int]] | None = None,
     ) -> "JudgedQueries":
-        """Return the queries of (query id, document row); `own`: {text of a query: rows of the documents that it is}."""
+        """Return the queries of (query id, document row); `identical`: {text of a query: rows of the documents that it is}."""
         rows: dict[str, set[int]] = {}
         for query_id, row in pairs:
             rows.setdefault(queries[query_id], set()).add(row)
-        themselves = {number: own[text] for number, text in enumerate(rows) if own and text in own}
-        return cls(encoder.query_texts(list(rows)), [np.array(sorted(found)) for found in rows.values()], themselves)
+        same = {number: identical[text] for number, text in enumerate(rows) if identical and text in identical}
+        return cls(encoder.query_texts(list(rows)), [np.array(sorted(relevant)) for relevant in rows.values()], same)
 
 
 def query_examples(
@@ -93,18 +93,18 @@ def query_examples(
     for start in progress(range(0, len(texts), size), "hard negatives", unit="block"):
         block = slice(start, start + size)
         scores = score(texts[block], vectors[block])
-        for own, vector, number, near in zip(states[block], vectors[block], drawn[block], scores, strict=True):
+        for query, vector, number, near in zip(states[block], vectors[block], drawn[block], scores, strict=True):
             relevant = _places(rows, judged.relevant[number])
             near[relevant] = -np.inf  # [n] scores of the query: a relevant document is not a negative
-            itself = _places(rows, np.array(sorted(judged.own[number]))) if number in judged.own else relevant[:0]
+            itself = _places(rows, np.array(sorted(judged.same[number]))) if number in judged.same else relevant[:0]
             near[itself] = -np.inf
             count = min(HARD, len(rows) - len(relevant) - len(itself))
             # Of each relevant document the piece that is nearest to the query: the first of its row, best first.
             best = relevant[np.argsort(-(embeddings[relevant] @ vector), kind="stable")]
             positives = best[np.unique(rows[best], return_index=True)[1]]
-            if len(own) and count:
+            if len(query) and count:
                 hard = np.argpartition(-near, count - 1)[:count]
-                examples.append(QueryExample(own, positives, relevant, hard.copy()))  # a slice would keep all places
+                examples.append(QueryExample(query, positives, relevant, hard.copy()))  # a slice would keep all places
     return examples
 
 
@@ -119,24 +119,24 @@ def _encode(encoder: TextEncoder, texts: Sequence[str]) -> tuple[list[NDArray[np
     states = [np.empty((0, encoder.state_dim), np.float16)] * len(texts)
     vectors = np.empty((len(texts), encoder.embedding_dim), dtype=np.float32)
     encoded = encoder.for_search().token_states(texts, "query", progress="states of queries", special=False)
-    for number, own, vector in encoded:
-        lengths = np.linalg.norm(own[:_LONGEST], axis=1, keepdims=True)  # a state's length makes no difference
-        states[number], vectors[number] = (own[:_LONGEST] / np.maximum(lengths, 1e-12)).astype(np.float16), vector
+    for number, query, vector in encoded:
+        lengths = np.linalg.norm(query[:_LONGEST], axis=1, keepdims=True)  # a state's length makes no difference
+        states[number], vectors[number] = (query[:_LONGEST] / np.maximum(lengths, 1e-12)).astype(np.float16), vector
     return states, vectors
 
 
 def train_query_head(
     tokens: TokenVectors, train: Sequence[QueryExample], dev: Sequence[QueryExample], epochs: float, *, seed: int = 0
 ) -> TokenVectors:
-    """Return the token vectors with a matrix of their own for queries; the same vectors where dev queries lose by it."""
+    """Return the token vectors with a separate matrix for queries; unchanged if the loss of dev queries does not fall."""
     if not train:
         return tokens
     better = replace(tokens, query_head=train_matrix(tokens, train, count_steps(len(train), epochs), seed=seed))
     if len(dev) < _FEW:
         return better
-    before, after = (mean_loss(own, dev, seed=seed) for own in (tokens, better))
-    kept = "the trained matrix is kept" if after < before else "the matrix stays that of documents"
-    logger.info("token vectors of queries: loss of %d dev queries %.4f, %.4f before; %s", len(dev), after, before, kept)
+    before, after = (mean_loss(vectors, dev, seed=seed) for vectors in (tokens, better))
+    note = "the trained matrix is kept" if after < before else "the matrix stays that of documents"
+    logger.info("token vectors of queries: loss of %d dev queries %.4f, %.4f before; %s", len(dev), after, before, note)
     return better if after < before else tokens
 
 
@@ -180,7 +180,7 @@ def _batches(
         for start in range(0, len(order), _BATCH):
             batch = [examples[number] for number in order[start : start + _BATCH]]
             positives = [int(rng.choice(example.positives)) for example in batch]
-            drawn = [rng.choice(own.negatives, min(_NEGATIVES, len(own.negatives)), replace=False) for own in batch]
+            drawn = [rng.choice(item.negatives, min(_NEGATIVES, len(item.negatives)), replace=False) for item in batch]
             yield batch, positives, list(dict.fromkeys([*positives, *np.concatenate(drawn).tolist()]))
 
 
@@ -195,7 +195,7 @@ def _loss(
     vectors = torch.nn.functional.normalize(states @ matrix.T, dim=1)  # [x, dim]
     best = torch.from_numpy(_best_tokens(tokens, vectors.numpy(force=True), rows))  # [x, documents, dim]
     products = torch.einsum("xd,xnd->xn", vectors, best)
-    scores = torch.stack([own.mean(dim=0) for own in products.split(lengths)]) / _TEMPERATURE  # [batch, documents]
+    scores = torch.stack([part.mean(dim=0) for part in products.split(lengths)]) / _TEMPERATURE  # [batch, documents]
 
     # The other relevant documents of a query are not wrong answers: they are left out of its softmax.
     column = {row: number for number, row in enumerate(rows)}
@@ -209,14 +209,14 @@ def _loss(
 
 def _best_tokens(tokens: TokenVectors, vectors: Floats, rows: list[int]) -> Floats:
     """Return the token of each document with the best product for each vector [x, dim]: [x, documents, dim]; 0 without any."""
-    found = tokens.gather(np.array(rows))
-    decoded, norms = decode(found.codes, tokens.dim, tokens.bits)
+    gathered = tokens.gather(np.array(rows))
+    decoded, norms = decode(gathered.codes, tokens.dim, tokens.bits)
     decoded /= norms[:, None]  # [tokens, dim] of length 1, document by document
     best = np.zeros((len(vectors), len(rows), tokens.dim), dtype=np.float32)
     with one_thread():
-        for number, (start, end) in enumerate(zip(found.starts, found.starts[1:], strict=False)):
+        for number, (start, end) in enumerate(zip(gathered.starts, gathered.starts[1:], strict=False)):
             if end > start:
-                own = decoded[start:end]
+                document = decoded[start:end]
                 # [x, tokens of the document] products at a time: those of all documents together would not fit
-                best[:, number] = own[(vectors @ own.T).argmax(axis=1)]
+                best[:, number] = document[(vectors @ document.T).argmax(axis=1)]
     return best

@@ -43,11 +43,11 @@ def shares_read(texts: Sequence[str], encoded: "Sequence[Encoding]", unknown: in
     """[n] how much of each text a tokenizer reads; 1 for small vocabularies. `unknown`: the token for what it does not know."""
     if vocabulary < _FEWEST:
         return np.ones(len(texts), dtype=np.float32)
-    found = list[float]()
-    for text, own in zip(texts, encoded, strict=True):
-        pieces = [(a, b, n != unknown) for n, (a, b) in zip(own.ids, own.offsets, strict=True) if a < b]
-        found.append(share_read(text[: pieces[-1][1]] if pieces else text, pieces))
-    return np.array(found, dtype=np.float32)
+    shares = list[float]()
+    for text, encoding in zip(texts, encoded, strict=True):
+        pieces = [(a, b, n != unknown) for n, (a, b) in zip(encoding.ids, encoding.offsets, strict=True) if a < b]
+        shares.append(share_read(text[: pieces[-1][1]] if pieces else text, pieces))
+    return np.array(shares, dtype=np.float32)
 
 
 def share_read(text: str, pieces: Sequence[Piece]) -> float:
@@ -69,16 +69,16 @@ def share_read(text: str, pieces: Sequence[Piece]) -> float:
         if size <= _SPELT * (last - first):
             continue
         # 2) its letters in tokens that are known; bytes of one letter have it once
-        known, at, own = 0.0, start, pieces[first:last]
-        for begin, stop, is_known in own:
+        known, at, tokens = 0.0, start, pieces[first:last]
+        for begin, stop, is_known in tokens:
             reach = min(end, stop)
             if is_known and at < reach:
                 known += before[reach] - before[max(at, begin)]
                 at = reach
         # 3) how much of it is read
-        part = size * min(1.0, max(0.0, (known / max(1, len(own)) - _SPELT) / (_READ - _SPELT)))
+        part = size * min(1.0, max(0.0, (known / max(1, len(tokens)) - _SPELT) / (_READ - _SPELT)))
         read += part
-        if len(own) == 1 or UNSPACED.match(text, start):
+        if len(tokens) == 1 or UNSPACED.match(text, start):
             whole += part
     return min(read / letters, _ENOUGH * (whole + _SUPPOSED) / (letters + _SUPPOSED)) if letters else 1.0
 

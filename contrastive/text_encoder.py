@@ -74,7 +74,7 @@ class TokenSpan(NamedTuple):
 
 
 class Vocabulary(NamedTuple):
-    """A tokenizer, and what its own file does not say."""
+    """A tokenizer, and what its file does not say."""
 
     tokenizer: "tokenizers.Tokenizer"  # its padding and truncation are set at every call
     special: Sequence[int]  # numbers of special tokens
@@ -149,14 +149,14 @@ class TextEncoder(ABC):
     def piece_texts(self, titles: Sequence[str], texts: Sequence[str], pieces: int) -> list[list[str]]:
         """Return the pieces of each document as `cut` finds them, each after the title."""
         return [
-            [piece_text(title, text, span, own.title_end) for span in own.spans]
-            for title, text, own in zip(titles, texts, self.cut(titles, texts, pieces), strict=True)
+            [piece_text(title, text, span, cut.title_end) for span in cut.spans]
+            for title, text, cut in zip(titles, texts, self.cut(titles, texts, pieces), strict=True)
         ]
 
     def cut(self, titles: Sequence[str], texts: Sequence[str], pieces: int) -> list[DocumentCut]:
         """Return where each document is cut into pieces that the encoder reads to their ends, at most `pieces` of them.
 
-        A document that is read whole, its text of at most `document_length` tokens, is one piece. Of any other one a piece has
+        A document that is read whole, its text of at most `document_length` tokens, is one piece. Of any other, a piece has
         `piece_length` tokens of the text, more where there would be more than a hundred, after the title, of which it reads a
         quarter of the model's tokens. A text that a hundred do not cover is cut stretch by stretch, into a hundred each.
         With `pieces` = 1 it is the title with the first `document_length` tokens, as long as that may be.
@@ -170,8 +170,8 @@ class TextEncoder(ABC):
         limit = self.max_length
         (prompt,) = self.token_offsets([self.prompts["document"]], LONGEST_PROMPT)
         marks = self.vocabulary.tokenizer.num_special_tokens_to_add(False) if self.vocabulary.marks else 0
-        taken = len(prompt) + marks
-        return max(_LEAST_ROOM, min(limit or LONGEST_INPUT, LONGEST_INPUT) - taken)
+        reserved = len(prompt) + marks
+        return max(_LEAST_ROOM, min(limit or LONGEST_INPUT, LONGEST_INPUT) - reserved)
 
     def query_texts(self, queries: Sequence[str]) -> list[str]:
         """Return the first `query_length` tokens of each query; warns once if a query is cut."""
@@ -181,11 +181,11 @@ class TextEncoder(ABC):
         """Return `query_texts`, and the tokens of each, without prompt and special ones."""
         length = self.config.query_length
         encoded = self._first_tokens(queries, length + MORE)
-        ends = [max((end for _, end in own.offsets[:length]), default=0) for own in encoded]
+        ends = [max((end for _, end in encoding.offsets[:length]), default=0) for encoding in encoded]
         texts = [query[:end] for query, end in zip(queries, ends, strict=True)]
-        long = [number for number, own in enumerate(encoded) if len(own) > length]
-        for number, own in zip(long, self._tokens([texts[n] for n in long], LONGEST_INPUT, marks=False), strict=True):
-            encoded[number] = own
+        long = [number for number, encoding in enumerate(encoded) if len(encoding) > length]
+        for number, new in zip(long, self._tokens([texts[n] for n in long], LONGEST_INPUT, marks=False), strict=True):
+            encoded[number] = new
         if not self._warned_long_query and any(has_words(queries[n][len(texts[n]) :]) for n in long):
             logger.warning("Queries longer than %d tokens are cut there (encoder.query_length).", length)
             self._warned_long_query = True
@@ -226,10 +226,10 @@ class TextEncoder(ABC):
 
     def _comparable(self, vectors: Floats) -> Floats:
         """Return the vectors [n, embedding_dim] whose dot products compare texts, of what the model gives [n, dim]."""
-        kept = vectors[:, : self.embedding_dim]
+        vectors = vectors[:, : self.embedding_dim]
         if self.is_cosine:
-            return kept / np.maximum(np.linalg.norm(kept, axis=1, keepdims=True), np.float32(1e-12))
-        return kept / np.float32(self.usual_length)
+            return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-12))
+        return vectors / np.float32(self.usual_length)
 
     @cached_property
     def usual_length(self) -> float:
@@ -267,38 +267,38 @@ class TextEncoder(ABC):
         with Bar(progress, unit="text", total=len(texts), enabled=bool(progress)) as bar:
             for places in self._passes(texts):
                 encoded = self.forward([texts[place] for place in places], kind)
-                kept = encoded.mask if special else encoded.words
-                for place, states, own, vector in zip(places, encoded.states, kept, encoded.embeddings, strict=True):
-                    yield place, states[own], vector
+                masks = encoded.mask if special else encoded.words
+                for place, states, mask, vector in zip(places, encoded.states, masks, encoded.embeddings, strict=True):
+                    yield place, states[mask], vector
                 bar.update(len(places))
 
     def _passes(self, texts: Sequence[str]) -> Iterator[list[int]]:
         """Yield the positions of the texts of each forward pass, those with most tokens first."""
         counts = [
-            len(own)
+            len(encoding)
             for start in range(0, len(texts), _COUNTED)
-            for own in self._tokens(texts[start : start + _COUNTED], self.max_length or LONGEST_INPUT, marks=False)
+            for encoding in self._tokens(texts[start : start + _COUNTED], self.max_length or LONGEST_INPUT, marks=False)
         ]
         order = np.argsort(-np.array(counts, dtype=np.int64), kind="stable").tolist()
-        for own in passes([counts[place] for place in order], self.batch_size):
-            yield order[own]
+        for batch in passes([counts[place] for place in order], self.batch_size):
+            yield order[batch]
 
     def token_offsets(self, texts: Sequence[str], most: int) -> list[list[tuple[int, int]]]:
         """Return the first and last character of each of the first `most` tokens of texts, which are read no further."""
-        return [own.offsets for own in self._first_tokens(texts, most)]
+        return [encoding.offsets for encoding in self._first_tokens(texts, most)]
 
     def _first_tokens(self, texts: Sequence[str], most: int) -> "list[tokenizers.Encoding]":
         """Return the first `most` tokens of texts, which are read no further."""
-        found: dict[int, tokenizers.Encoding] = {}
+        by_number: dict[int, tokenizers.Encoding] = {}
         rest, size = list(range(len(texts))), _CHARACTERS * most
         while rest:
             heads = [head_of(texts[number], size) for number in rest]
             encoded = self._tokens(heads, most, marks=False)
-            found |= dict(zip(rest, encoded, strict=True))
+            by_number |= dict(zip(rest, encoded, strict=True))
             pairs = zip(rest, heads, strict=True)
-            rest = [n for n, head in pairs if len(found[n]) < most and len(head) < len(texts[n])]
+            rest = [n for n, head in pairs if len(by_number[n]) < most and len(head) < len(texts[n])]
             size *= 4
-        return [found[number] for number in range(len(texts))]
+        return [by_number[number] for number in range(len(texts))]
 
     def _tokens(self, texts: Sequence[str], most: int, *, marks: bool) -> "list[tokenizers.Encoding]":
         """Return the tokens of texts, at most `most` of each; with `marks` also special ones."""

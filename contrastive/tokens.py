@@ -1,4 +1,4 @@
-"""Token vectors of an encoder's own states: the head that maps them, and the codes of a collection. Knows nothing of search."""
+"""Token vectors of an encoder's states: the head that maps them, and the codes of a collection. Knows nothing of search."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

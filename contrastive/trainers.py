@@ -106,7 +106,7 @@ def last_checkpoint(work_folder: Path) -> str | None:
 
 
 def _is_complete(checkpoint: Path) -> bool:
-    """True if all files of a checkpoint are complete; the trainer writes its own state last."""
+    """True if all files of a checkpoint are complete; the trainer writes its state last."""
     try:
         json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
         for weights in checkpoint.rglob("*.safetensors"):

@@ -35,27 +35,27 @@ def hard_negatives(
     queries: Mapping[int, Sequence[str]],
     count: int,
     *,
-    own: Mapping[str, Collection[int]] | None = None,
+    identical: Mapping[str, Collection[int]] | None = None,
     given: Mapping[str, Sequence[int]] | None = None,
     seed: int = 0,
 ) -> dict[str, list[int]]:
     """Return {query: rows of `count` documents that it neither asks for nor is}: those given, then some of BM25's best."""
     relevant = _relevant(queries)
     names = list(relevant)
-    for text, rows in (own or {}).items():
+    for text, rows in (identical or {}).items():
         relevant.setdefault(text, set()).update(rows)
-    rng, found = random.Random(seed), dict[str, list[int]]()
+    rng, negatives = random.Random(seed), dict[str, list[int]]()
     for start in range(0, len(names) if count else 0, _BLOCK):
         block = names[start : start + _BLOCK]
         for text, scores in zip(block, lexical.scores(block), strict=True):
             scores[list(relevant[text])] = -np.inf
-            others = min(HARD, len(scores) - len(relevant[text]))
-            rows = np.flatnonzero(scores >= np.partition(scores, -others)[-others])  # with ties at the last place
-            best = rows[np.argsort(-scores[rows], kind="stable")[:others]].tolist()
+            most = min(HARD, len(scores) - len(relevant[text]))
+            rows = np.flatnonzero(scores >= np.partition(scores, -most)[-most])  # with ties at the last place
+            best = rows[np.argsort(-scores[rows], kind="stable")[:most]].tolist()
             first = [row for row in (given or {}).get(text, ()) if row not in relevant[text]]
             drawn = [row for row in rng.sample(best, len(best)) if row not in first] if first else []
-            found[text] = [*first, *drawn][:count] if first else rng.sample(best, min(count, others))
-    return found
+            negatives[text] = [*first, *drawn][:count] if first else rng.sample(best, min(count, most))
+    return negatives
 
 
 def drawn_documents(
@@ -63,11 +63,11 @@ def drawn_documents(
 ) -> dict[str, list[int]]:
     """Return {query: rows of `count` documents that it does not ask for}: all documents in turn, in random order."""
     order = random.Random(seed).sample(range(documents), documents)
-    turn, found = cycle(order), dict[str, list[int]]()
-    for text, own in _relevant({row: queries[row] for row in sorted(queries)}).items():
-        others = (row for row in turn if row not in own)
-        found[text] = list(islice(others, min(count, documents - len(own))))
-    return found
+    turn, negatives = cycle(order), dict[str, list[int]]()
+    for text, relevant in _relevant({row: queries[row] for row in sorted(queries)}).items():
+        rest = (row for row in turn if row not in relevant)
+        negatives[text] = list(islice(rest, min(count, documents - len(relevant))))
+    return negatives
 
 
 def _relevant(queries: Mapping[int, Sequence[str]]) -> dict[str, set[int]]:
@@ -94,10 +94,10 @@ def contrastive_rows(
     for row in sorted(queries):
         for query in queries[row]:
             rows = [row, *(negatives[query][:most] if negatives else [])]
-            document, *others = map(text_of, rows)
-            texts.append([document, query, *others])
-            own, *more = map(first.setdefault, [document, *others], rows)  # equal texts are one document
-            labels.append([own, own, *more, numbers.setdefault(query, len(numbers))])
+            document, *further = map(text_of, rows)
+            texts.append([document, query, *further])
+            label, *more = map(first.setdefault, [document, *further], rows)  # equal texts are one document
+            labels.append([label, label, *more, numbers.setdefault(query, len(numbers))])
     if not texts:
         raise ValueError(NO_QUERIES)
     columns = {f"view_{view}": list(column) for view, column in enumerate(zip(*texts, strict=True))}
@@ -117,10 +117,10 @@ def contrastive_loss(
 
 def several_relevant(rows: datasets.Dataset) -> dict[int, Tensor]:
     """Return {number of a query: labels of its documents} of the queries in `contrastive_rows` that have several."""
-    found: dict[int, set[int]] = {}
-    for own in rows["label"][:]:
-        found.setdefault(own[-1], set()).add(own[0])
-    return {number: torch.tensor(sorted(own)) for number, own in found.items() if len(own) > 1}
+    by_query: dict[int, set[int]] = {}
+    for labels in rows["label"][:]:
+        by_query.setdefault(labels[-1], set()).add(labels[0])
+    return {number: torch.tensor(sorted(labels)) for number, labels in by_query.items() if len(labels) > 1}
 
 
 class _EncoderTrainer(FiniteTraining, SentenceTransformerTrainer):

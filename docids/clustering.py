@@ -44,7 +44,7 @@ def assemble(
         embeddings: [N, dim] of the docids, perhaps memory-mapped; or fewer, of the documents, each of which gives its embedding
             to all its docids.
         tokens: of the same texts, in the same order.
-        spans: [N, 2] characters start to end of the piece of a text that each docid is of; none if each is of a whole one.
+        spans: [N, 2] first character, and one past the last, of the piece of text of each docid; none if all are whole texts.
     """
     order, levels = _clusters(docids.paths)
     ranges = np.concatenate(levels)

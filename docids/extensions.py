@@ -1,4 +1,4 @@
-"""Extensions of others: a package's have names, by its entry points, and are imported when they are used.
+"""Extensions by other packages: found by name, through entry points, and imported when they are used.
 
 What `dsi.train` is given is found by its import path, "module:name", among the modules that the program has imported: a
 stranger's file imports nothing.
@@ -46,7 +46,7 @@ _WHAT = {
 
 
 IMPORTABLE: set[str] = set()
-"""Modules that may be imported by an import path: in the trial of an index those that the program which asks has imported."""
+"""Modules that an import path may import: when an index is tried in a process, those that the asking program has imported."""
 _IMPORT_PATH = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
 
 
@@ -59,28 +59,28 @@ def is_import_path(name: str) -> bool:
     return _IMPORT_PATH.fullmatch(name) is not None
 
 
-def import_path(own: Any, what: str) -> str:
+def import_path(obj: Any, what: str) -> str:
     """Return the import path of a function or a class; a name stays one.
 
     >>> import_path(is_import_path, "docids")
     'dsi.docids.extensions:is_import_path'
     """
-    if isinstance(own, str):
-        return own
-    name, module = getattr(own, "__qualname__", ""), getattr(own, "__module__", "")
+    if isinstance(obj, str):
+        return obj
+    name, module = getattr(obj, "__qualname__", ""), getattr(obj, "__module__", "")
     path = f"{program() if module == '__main__' else module}:{name}"
-    if "<" in name or not callable(own) or not is_import_path(path):
-        raise ValueError(f"{what} must be a function or a class at the top of a .py file, or a name, got {shown(own)}.")
+    if "<" in name or not callable(obj) or not is_import_path(path):
+        raise ValueError(f"{what} must be a function or a class at the top of a .py file, or a name, got {shown(obj)}.")
     return path
 
 
 def program() -> str:
-    """Return the name that the program's own file has as a module; "<prompt>" at a prompt."""
+    """Return the module name of the program's file; "<prompt>" at a prompt."""
     return Path(getattr(sys.modules["__main__"], "__file__", "") or "<prompt>").stem
 
 
 def extensions(group: str) -> list[EntryPoint]:
-    """Return the entry points of a group, by name; they are looked for again when a package was installed or removed."""
+    """Return the entry points of a group, by name; they are looked up again after a package is installed or removed."""
     return list(_found(group, entry_points, _places()))
 
 
@@ -93,20 +93,20 @@ def _found(
 
 
 def _places() -> tuple[tuple[str, int, int], ...]:
-    """Return the folders in which packages are, and when each was changed."""
-    found = []
+    """Return the folders that hold packages, and when each last changed."""
+    places = []
     for path in sys.path:
         with suppress(OSError):
             status = Path(path or os.curdir).stat()
-            found.append((path, status.st_ino, status.st_mtime_ns))
-    return tuple(found)
+            places.append((path, status.st_ino, status.st_mtime_ns))
+    return tuple(places)
 
 
-def takes(own: Any, *names: str) -> bool:
+def takes(function: Any, *names: str) -> bool:
     """Return whether something can be called with these arguments, in this order; True if nobody can tell."""
     try:
-        inspect.signature(own).bind(*names)
-    except (TypeError, ValueError) as error:  # the latter of a builtin
+        inspect.signature(function).bind(*names)
+    except (TypeError, ValueError) as error:  # a ValueError of a builtin without a signature
         return isinstance(error, ValueError)
     return True
 
@@ -158,7 +158,7 @@ def open_cluster(address: str) -> Any:
 
 
 def package_of(group: str, name: str) -> str:
-    """Return name and version of the package of an extension, "" if no other package has it; of an import path, its code."""
+    """Return name and version of another package's extension, "" if it is ours; for an import path, a digest of its code."""
     if is_import_path(name):
         return f"{name} {_digest_of_code(load_extension(group, name))}"
     for point in extensions(group):
@@ -167,10 +167,10 @@ def package_of(group: str, name: str) -> str:
     return ""
 
 
-def _digest_of_code(own: Any) -> str:
+def _digest_of_code(function: Any) -> str:
     """Return a digest of the source of a function or a class, "" if there is none, as at a prompt."""
     try:
-        return sha256(inspect.getsource(own).encode()).hexdigest()[:16]
+        return sha256(inspect.getsource(function).encode()).hexdigest()[:16]
     except (OSError, TypeError):
         return ""
 
@@ -178,19 +178,19 @@ def _digest_of_code(own: Any) -> str:
 def _load_imported(group: str, path: str) -> Any:
     """Return what an import path names, of a module that the program has imported."""
     module, _, names = path.partition(":")
-    found = sys.modules.get(module) or (sys.modules["__main__"] if module == program() else None)
-    if found is None and module in IMPORTABLE:
-        found = import_module(module)
-    if found is None:
+    target = sys.modules.get(module) or (sys.modules["__main__"] if module == program() else None)
+    if target is None and module in IMPORTABLE:
+        target = import_module(module)
+    if target is None:
         raise ValueError(
             f"The {_WHAT[group]} {path!r} is not known here; import {module} first, or have a package name it (entry points "
             f"of {group}). Names in files import nothing."
         )
     for name in names.split("."):
-        found = getattr(found, name, None)
-    if not callable(found):
-        raise ValueError(f"The {_WHAT[group]} {path!r} must be a function or a class of {module}, got {shown(found)}.")
-    return found
+        target = getattr(target, name, None)
+    if not callable(target):
+        raise ValueError(f"The {_WHAT[group]} {path!r} must be a function or a class of {module}, got {shown(target)}.")
+    return target
 
 
 def _load(point: EntryPoint) -> Any:

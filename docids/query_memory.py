@@ -1,10 +1,10 @@
 """What users asked and which documents they took: pairs of an earlier query and a document, compared with later queries.
 
 A document's share of a query is that of the nearest earlier queries, as kNN language models have it: each counts by its cosine,
-in the unit of the documents' own, and by how often its pair was learned. A query is kept as its vector, a keyed hash, and
-hashes of its terms; its text only where the owner wants it. A pair keeps when it was learned the first few times, so that what
-was learned since a moment can be taken back. Of a document with many pairs those learned first take part, as many as its share
-of all pairs allows: whoever comes later displaces nobody. Nothing is changed in place. `rows` are of the document table.
+on the scale of the documents' cosines, and by how often its pair was learned. A query is kept as its vector, a keyed hash, and
+hashes of its terms; its text only where the owner wants it. A pair keeps the times when it was first learned, so that what was
+learned since a moment can be taken back. Of a document with many pairs those learned first take part, as many as its share of
+all pairs allows: later pairs displace none. Nothing is changed in place. `rows` are of the document table.
 """
 
 import logging
@@ -32,15 +32,15 @@ from dsi.docids.types import Bools, Floats, Ints, Rows
 logger = logging.getLogger(__name__)
 
 NEAREST, TEMPERATURE = 50, 0.2
-"""How many earlier queries have a share, and by which cosine their weight falls to 1/e (docs/experiments/queries.md)."""
+"""Earlier queries that have a share, and the difference of cosines at which a weight is 1/e (docs/experiments/queries.md)."""
 _BLOCK = 2_048
-"""Pairs of a block, about: the block of a pair is written again when it is learned, and the others are linked."""
+"""Pairs of a block, about: learning a pair rewrites its block; the other blocks are linked."""
 _PRODUCTS = 2**24
 """Cosines in memory at a time: 64 MB."""
 _SAMPLE = 1_000
 """Documents whose cosines are measured."""
 _HIGHEST = 0.9
-"""Mean cosine of documents that is taken into account, at most."""
+"""Highest mean cosine of documents that is taken into account."""
 _TIE, _EDGE = 1e-5, 1e-6
 _SLOPE = 50
 """How fast the words of a document's earlier queries come to count in full, as one of these comes among the nearest."""
@@ -139,20 +139,20 @@ class QueryMemory:
         """
         memory = self if self.key else replace(self, key=secrets.token_bytes(16))
         texts = [same(query) if self.config.keep_queries else "" for query in queries]
-        hashed = [hashes_of(list(dict.fromkeys(own))).tobytes() for own in terms] or [b""] * len(texts)
+        hashed = [hashes_of(list(dict.fromkeys(words))).tobytes() for words in terms] or [b""] * len(texts)
         learned = np.full((len(rows), TIMES), NEVER)
         learned[:, 0] = time.time_ns() // 1000 if times is None else times
-        kept, hashes = (np.array([own[0][:0], *own], np.object_)[1:] for own in (texts, hashed))
-        new = Pairs(memory._keys(queries), rows.astype(np.int32), learned, normalised(vectors), kept, hashes)
+        written, hashes = (np.fromiter(values, np.object_) for values in (texts, hashed))
+        new = Pairs(memory._keys(queries), rows.astype(np.int32), learned, normalised(vectors), written, hashes)
         return memory._with(Pairs.join([new]))._within_limit()
 
     def _with(self, new: Pairs) -> "QueryMemory":
         count = _blocks(len(self) + len(new))
         memory = self._split(count)
         blocks = list(memory.blocks)
-        for number, own in enumerate(_split(new, count)):
-            if len(own):
-                blocks[number] = Pairs.join([blocks[number], own]) if len(blocks[number]) else own
+        for number, part in enumerate(_split(new, count)):
+            if len(part):
+                blocks[number] = Pairs.join([blocks[number], part]) if len(blocks[number]) else part
         return replace(memory, blocks=tuple(blocks))._split()
 
     def _split(self, count: int = 0) -> "QueryMemory":
@@ -183,26 +183,27 @@ class QueryMemory:
         ranks[order] = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
         return ranks
 
-    def _where(self, kept: Bools) -> "QueryMemory":
+    def _where(self, keep: Bools) -> "QueryMemory":
         """Return the memory with some of its pairs."""
-        parts = np.split(kept, np.cumsum([len(block) for block in self.blocks])[:-1])
-        blocks = (block if own.all() else block.select(own) for block, own in zip(self.blocks, parts, strict=True))
+        masks = np.split(keep, np.cumsum([len(block) for block in self.blocks])[:-1])
+        blocks = (block if mask.all() else block.select(mask) for block, mask in zip(self.blocks, masks, strict=True))
         return replace(self, blocks=tuple(blocks))._split()
 
     def forget(self, queries: Sequence[str] | None, rows: Ints, period: Period = ALWAYS) -> "QueryMemory":
-        """Return the memory without what was learned in a period, of some pairs; "" is all of a document, None all."""
+        """Return the memory less what was learned of some pairs in a period; a query "" names all of a document, None all."""
         every = (np.ones(len(block), dtype=bool) for block in self.blocks)
-        which = every if queries is None else self._which(queries, rows)
-        blocks = [block.without(own, period) for block, own in zip(self.blocks, which, strict=True)]
-        is_same = all(own is before for own, before in zip(blocks, self.blocks, strict=True))
+        masks = every if queries is None else self._which(queries, rows)
+        blocks = [block.without(mask, period) for block, mask in zip(self.blocks, masks, strict=True)]
+        is_same = all(block is before for block, before in zip(blocks, self.blocks, strict=True))
         return self if is_same else replace(self, blocks=tuple(blocks))._split()
 
     def _which(self, queries: Sequence[str], rows: Ints) -> list[Bools]:
         """Return for each block which of its pairs are among some; with a query "" all pairs of the document are."""
-        whole = [row for query, row in zip(queries, rows.tolist(), strict=True) if not query]
+        of_all = [row for query, row in zip(queries, rows.tolist(), strict=True) if not query]
         wanted = set(zip(self._named(queries), rows.tolist(), strict=True))
-        pairs = ((block, zip(block.keys.tolist(), block.rows.tolist(), strict=True)) for block in self.blocks)
-        return [np.array([pair in wanted for pair in own], bool) | np.isin(b.rows, whole) for b, own in pairs]
+        pairs = (zip(block.keys.tolist(), block.rows.tolist(), strict=True) for block in self.blocks)
+        masks = (np.fromiter(map(wanted.__contains__, of_block), bool) for of_block in pairs)
+        return [mask | np.isin(block.rows, of_all) for block, mask in zip(self.blocks, masks, strict=True)]
 
     def holds(self, queries: Sequence[str], rows: Ints) -> list[bool]:
         """Return whether each pair is remembered; with a query "", whether any pair of the document is."""
@@ -238,7 +239,7 @@ class QueryMemory:
 
     @property
     def is_published(self) -> bool:
-        """Whether it has pairs of an index from the Hub, whose hashes have a key that nobody knows."""
+        """Whether it has pairs of an index from the Hub, which are hashed with a key that nobody knows."""
         return bool(len(self)) and bool(self._is_bare.any())
 
     @property
@@ -256,25 +257,25 @@ class QueryMemory:
     def moved(self, rows: Ints) -> "QueryMemory":
         """Return the memory after an update of the documents: `rows` [documents before] are their new rows, -1 if removed."""
         blocks = tuple(block.moved(rows) if len(block) else block for block in self.blocks)
-        is_same = all(own is before for own, before in zip(blocks, self.blocks, strict=True))
+        is_same = all(block is before for block, before in zip(blocks, self.blocks, strict=True))
         return self if is_same else replace(self, blocks=blocks)._split()
 
     @property
     def has_words(self) -> bool:
-        """Whether a query's terms are there."""
-        return any(own for block in self.blocks for own in block.terms.tolist())
+        """Whether the terms of any query are kept."""
+        return any(terms for block in self.blocks for terms in block.terms.tolist())
 
     def published(self, *, words: bool) -> "QueryMemory":
         """Return the pairs that take part, without texts and key, with or without terms, and with times of 1970."""
         active = self._active if len(self) else None
-        kept = self if active is None else self._where(np.isin(np.arange(len(self)), active))
+        memory = self if active is None else self._where(np.isin(np.arange(len(self)), active))
 
         def bare(block: Pairs) -> Pairs:
-            texts, none = (np.full(len(block), own, dtype=np.object_) for own in ("", b""))
+            texts, none = (np.full(len(block), value, dtype=np.object_) for value in ("", b""))
             terms = block.terms if words else none
             return replace(block, texts=texts, terms=terms, times=np.where(block.times < NEVER, 0, NEVER), file="")
 
-        return replace(kept, key=b"", blocks=tuple(map(bare, kept.blocks)))
+        return replace(memory, key=b"", blocks=tuple(map(bare, memory.blocks)))
 
     def _keys(self, queries: Sequence[str]) -> NDArray[np.uint64]:
         """[n] keyed hashes of queries; alike for those that differ in case, spaces or composition."""
@@ -284,7 +285,7 @@ class QueryMemory:
         """Return the keys of queries that may be named by their hashes, as explanations show them: "#" and 16 digits."""
         named = (_HASH.fullmatch(query.strip()) for query in queries)
         pairs = zip(self._keys(queries).tolist(), named, strict=True)
-        return [int(found[1], 16) if found else key for key, found in pairs]
+        return [int(match[1], 16) if match else key for key, match in pairs]
 
     # Remembering.
 
@@ -299,8 +300,8 @@ class QueryMemory:
             shares = np.bincount(numbers, weights) / weights.sum()
             belongs = np.minimum(1, _SLOPE * belongs)
             means = np.bincount(numbers_of, counts * every, len(totals)) / totals
-            narrow = [own.astype(np.float32) for own in (shares, belongs, means)]
-            yield Share(rows.astype(np.int64), narrow[0], narrow[1], float(cosines.max()), narrow[2])
+            floats = [values.astype(np.float32) for values in (shares, belongs, means)]
+            yield Share(rows.astype(np.int64), floats[0], floats[1], float(cosines.max()), floats[2])
 
     @cached_property
     def taken(self) -> Taken:
@@ -314,18 +315,18 @@ class QueryMemory:
         """[terms, n] how many earlier queries of documents [n] have each of some terms, weighed as in `shares`."""
         pairs, documents = self._pairs_of(rows)
         hashed, starts, lengths = self._terms
-        held, of = hashed[ranges(starts[pairs], lengths[pairs])], np.repeat(np.arange(len(pairs)), lengths[pairs])
+        hashes, pair = hashed[ranges(starts[pairs], lengths[pairs])], np.repeat(np.arange(len(pairs)), lengths[pairs])
         weights, counts = np.log2(1 + self._counts[pairs]), np.zeros((len(terms), len(rows)), dtype=np.float32)
         for number, term in enumerate(hashes_of(terms)):
-            has = of[held == term]
+            has = pair[hashes == term]
             np.add.at(counts[number], documents[has], weights[has])
         return counts
 
     def _pairs_of(self, rows: Rows) -> tuple[Ints, Ints]:
         """Return the numbers of the pairs of documents [n] that take part, and which of the documents each is of."""
-        taken = self.taken.rows
-        at = np.minimum(np.searchsorted(taken, rows), max(len(taken) - 1, 0))
-        which = np.flatnonzero(taken[at] == rows) if len(taken) else _NONE
+        documents = self.taken.rows
+        at = np.minimum(np.searchsorted(documents, rows), max(len(documents) - 1, 0))
+        which = np.flatnonzero(documents[at] == rows) if len(documents) else _NONE
         order, starts = self._order
         counts = np.diff(starts)[at[which]]
         places = order[ranges(starts[at[which]], counts)]
@@ -349,11 +350,11 @@ class QueryMemory:
     def _nearest(self, queries: Floats) -> Iterator[tuple[Ints, Floats, Floats]]:
         """Yield for each query the numbers and cosines of the nearest pairs that take part, with ties, and all cosines."""
         active = self._active
-        for cosines in chain.from_iterable(self._cosines(queries)):
-            own = cosines if active is None else cosines[active]
-            last = np.partition(own, len(own) - NEAREST - 1)[len(own) - NEAREST - 1] if len(own) > NEAREST else -2
-            places = np.flatnonzero(own >= last - _TIE)
-            yield places if active is None else active[places], own[places], own
+        for every in chain.from_iterable(self._cosines(queries)):
+            cosines = every if active is None else every[active]
+            last = np.partition(cosines, -NEAREST - 1)[-NEAREST - 1] if len(cosines) > NEAREST else -2
+            places = np.flatnonzero(cosines >= last - _TIE)
+            yield places if active is None else active[places], cosines[places], cosines
 
     def _cosines(self, queries: Floats) -> Iterator[Floats]:
         """Yield the cosines [some queries, pairs] of queries and the pairs, a few queries at a time."""
@@ -414,11 +415,11 @@ class QueryMemory:
             config = create_settings(MemoryConfig, record["settings"], str(path), "memory")
         except (KeyError, TypeError):
             raise ValueError(f"{path} must have key and settings; {RESTORE}.") from None
-        found = [Pairs.load(path) for path in sorted(folder.glob("*.safetensors"))]
-        count = _blocks(sum(map(len, found)))
+        loaded = [Pairs.load(path) for path in sorted(folder.glob("*.safetensors"))]
+        count = _blocks(sum(map(len, loaded)))
         blocks = [NOTHING] * count
-        for own in found:
-            blocks[int(_prefixes(own.keys[:1], count)[0])] = own
+        for pairs in loaded:
+            blocks[int(_prefixes(pairs.keys[:1], count)[0])] = pairs
         return cls(config, key, tuple(blocks))
 
     def is_sound(self, dim: int, documents: int) -> bool:

@@ -19,7 +19,7 @@ from dsi.docids.types import Bools, Floats, Ints
 TIMES = 3
 """How often a pair counts at most: twice as much as one that was learned once (docs/experiments/queries.md)."""
 NEVER = np.iinfo(np.int64).max
-"""In place of a time that is not there."""
+"""Stands for a missing time."""
 _LATEST = 253_402_300_799_999_999
 """Microseconds from 1970 to the end of the year 9999."""
 HASHED = 8
@@ -42,7 +42,7 @@ class Pairs:
 
     keys: NDArray[np.uint64]  # [n] hashes of the queries
     rows: NDArray[np.int32]  # [n] of the documents
-    # [n, 3] when each was learned the first times, ascending, in microseconds since 1970; then the largest number
+    # [n, 3] when each was learned the first times, ascending, in microseconds since 1970; then NEVER
     times: NDArray[np.int64]
     vectors: Floats  # [n, dim] of the queries, of length 1
     texts: NDArray[np.object_]  # [n] of the queries; "" where it is not kept
@@ -54,7 +54,7 @@ class Pairs:
 
     @property
     def counts(self) -> Ints:
-        """[n] how often each was learned, of the times that count."""
+        """[n] how often each was learned, up to `TIMES`."""
         return (self.times < NEVER).sum(axis=1)
 
     @cached_property
@@ -78,7 +78,7 @@ class Pairs:
     @cached_property
     def num_terms(self) -> NDArray[np.int32]:
         """[n] how many terms each query has."""
-        return np.array([len(own) // HASHED for own in self.terms.tolist()], dtype=np.int32)
+        return np.array([len(hashes) // HASHED for hashes in self.terms.tolist()], dtype=np.int32)
 
     @cached_property
     def all_terms(self) -> NDArray[np.uint64]:
@@ -111,20 +111,20 @@ class Pairs:
 
     def moved(self, rows: Ints) -> "Pairs":
         """Return the pairs by new rows of documents [documents], without those whose row is -1."""
-        own = rows[self.rows].astype(np.int32)
-        if np.array_equal(own, self.rows):
+        new_rows = rows[self.rows].astype(np.int32)
+        if np.array_equal(new_rows, self.rows):
             return self
-        return Pairs.join([replace(self, rows=own).select(own >= 0)])
+        return Pairs.join([replace(self, rows=new_rows).select(new_rows >= 0)])
 
     def save(self, path: Path) -> None:
         """Write the pairs as one safetensors file."""
-        whole: dict[str, NDArray[Any]] = {
+        arrays: dict[str, NDArray[Any]] = {
             "keys": self.keys[:, None].view(np.uint8),
             "times": np.ascontiguousarray(self.times).view(np.uint8),
         }
         texts = np.frombuffer(json.dumps(self.texts.tolist()).encode(), dtype=np.uint8)
-        whole |= {"terms": self.all_terms.view(np.uint8), "term_counts": self.num_terms}
-        save_tensors({**whole, "texts": texts, "rows": self.rows, "vectors": self.vectors}, path)
+        arrays |= {"terms": self.all_terms.view(np.uint8), "term_counts": self.num_terms}
+        save_tensors({**arrays, "texts": texts, "rows": self.rows, "vectors": self.vectors}, path)
 
     @classmethod
     def load(cls, path: Path) -> "Pairs":
@@ -132,7 +132,7 @@ class Pairs:
         arrays = read_tensors(path, _ARRAYS)
         keys, rows, times, vectors = (np.array(arrays[name]) for name in ("keys", "rows", "times", "vectors"))
         try:
-            texts = np.array(["", *json.loads(arrays["texts"].tobytes())], dtype=np.object_)[1:]
+            texts = np.fromiter(json.loads(arrays["texts"].tobytes()), np.object_)
             terms = _cut(arrays["terms"].tobytes(), arrays["term_counts"])
             pairs = cls(keys.view(np.uint64)[:, 0], rows, times.view(np.int64), vectors, texts, terms)
             fits = len({len(column) for column in pairs._columns}) == 1 and len(pairs) > 0
@@ -173,8 +173,8 @@ NOTHING = Pairs(
 
 def hashes_of(texts: Sequence[str], key: bytes = b"") -> NDArray[np.uint64]:
     """[n] hashes of texts."""
-    sums = (hashlib.blake2b(text.encode(), digest_size=HASHED, key=key).digest() for text in texts)
-    return np.array([int.from_bytes(own) for own in sums], dtype=np.uint64)
+    digests = (hashlib.blake2b(text.encode(), digest_size=HASHED, key=key).digest() for text in texts)
+    return np.array([int.from_bytes(digest) for digest in digests], dtype=np.uint64)
 
 
 def _cut(hashes: bytes, counts: Ints) -> NDArray[np.object_]:
@@ -182,4 +182,4 @@ def _cut(hashes: bytes, counts: Ints) -> NDArray[np.object_]:
     edges = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]) * HASHED
     if counts.min(initial=0) < 0 or edges[-1] != len(hashes):
         raise ValueError("terms of another number")
-    return np.array([b"", *(hashes[start:end] for start, end in pairwise(edges.tolist()))], dtype=np.object_)[1:]
+    return np.fromiter((hashes[start:end] for start, end in pairwise(edges.tolist())), np.object_)

@@ -88,27 +88,27 @@ class TokenVectors:
         later = rows >= first
         if not later.any():
             return self.parts[0].gather(rows)
-        both = [part.gather(own) for part, own in zip(self.parts, (rows[~later], rows[later] - first), strict=True)]
+        both = [part.gather(at) for part, at in zip(self.parts, (rows[~later], rows[later] - first), strict=True)]
         return TokenCodes.join(both).gather(np.argsort(np.argsort(later, kind="stable")))
 
     def late_interaction(self, queries: Sequence[Floats], places: Sequence[Ints]) -> list[Floats]:
         """Return for each query scores [n] of its places: means over its tokens of the best product with one of the place's.
 
-        A place without tokens has 0, as all have for a query without any. A place is decoded once for all queries.
+        A place without tokens scores 0, as do all for a query without tokens. A place is decoded once for all queries.
 
         `queries`: normalised vectors [x, dim] of the tokens of each; `places`: [n] docid positions of each.
         """
-        lengths, counts = np.array([len(own) for own in queries]), np.array([len(own) for own in places])
-        read, at = np.unique(np.concatenate(places), return_inverse=True)
-        asked = np.zeros((len(read), len(queries)), dtype=bool)
+        lengths, counts = np.array([*map(len, queries)]), np.array([*map(len, places)])
+        unique, at = np.unique(np.concatenate(places), return_inverse=True)
+        asked = np.zeros((len(unique), len(queries)), dtype=bool)
         asked[at, np.repeat(np.arange(len(queries)), counts)] = True
-        asked &= (self.counts[read] > 0)[:, None] & (lengths > 0)
+        asked &= (self.counts[unique] > 0)[:, None] & (lengths > 0)
         scores = np.zeros(asked.shape, dtype=np.float32)
         if asked.any():
-            own = np.broadcast_to(lengths, asked.shape)[asked]  # [pairs] tokens of the query
+            tokens = np.broadcast_to(lengths, asked.shape)[asked]  # [pairs] tokens of the query
             with one_thread():
-                best = np.concatenate([*self._best(np.concatenate(queries), lengths, read, asked)])
-            scores[asked] = np.add.reduceat(best, own.cumsum() - own) / own
+                best = np.concatenate([*self._best(np.concatenate(queries), lengths, unique, asked)])
+            scores[asked] = np.add.reduceat(best, tokens.cumsum() - tokens) / tokens
         edges = counts.cumsum()[:-1]
         return [scores[rows, query] for query, rows in enumerate(np.split(at, edges))]
 
@@ -141,10 +141,10 @@ class TokenVectors:
         begins[1:] |= (asked[1:] != asked[:-1]).any(axis=1)  # the same queries ask for the places of a run
         for start, end in pairwise([*np.flatnonzero(begins).tolist(), len(places)]):
             if start in ends:
-                block, found = start, self.gather(places[start : ends[start]])
-                vectors, norms = decode(found.codes, self.dim, self.bits, buffer)
+                block, gathered = start, self.gather(places[start : ends[start]])
+                vectors, norms = decode(gathered.codes, self.dim, self.bits, buffer)
             if asked[start].any():
-                starts = found.starts[start - block : end - block + 1]
+                starts = gathered.starts[start - block : end - block + 1]
                 rows = slice(starts[0], starts[-1])
                 products = vectors[rows] @ tokens[np.repeat(asked[start], lengths)].T
                 products /= norms[rows, None]
@@ -157,7 +157,7 @@ class TokenVectors:
         return counts[self.order]
 
     def arranged(self, source: Ints, new: TokenCodes) -> "TokenVectors":
-        """Return the vectors in another order; no codes that are there are copied.
+        """Return the vectors in another order; existing codes are not copied.
 
         `source`: [m] for each place, its place here; places here + i for text i of `new`; `new`: codes of the texts
         that join.
@@ -188,22 +188,22 @@ class TokenVectors:
 
     def save(self, path: Path) -> None:
         """Write heads and codes as one safetensors file; nothing of a removed document is written."""
-        whole = self.in_order()
+        ordered = self.in_order()
         bits = np.array([self.bits], dtype=np.int32)
-        counts = whole.counts.astype(np.int32)
+        counts = ordered.counts.astype(np.int32)
         queries = {} if self.query_head is None else {"query_head": self.query_head}
-        save_tensors({"codes": whole.codes, "counts": counts, "head": self.head, "bits": bits, **queries}, path)
+        save_tensors({"codes": ordered.codes, "counts": counts, "head": self.head, "bits": bits, **queries}, path)
 
     @classmethod
     def load(cls, path: Path, places: int) -> "TokenVectors":
         """Return what `save` wrote for a number of places; the codes stay on disk."""
         arrays = read_tensors(path, _ARRAYS, optional=("query_head",))
         bits, codes, counts, head = (arrays[name] for name in ("bits", "codes", "counts", "head"))
-        own = arrays.get("query_head")
+        other = arrays.get("query_head")
         if len(counts) != places or bits.size != 1 or int(counts.sum()) != len(codes):
             raise ValueError(f"{path} does not hold the tokens of {places} docids; {RESTORE}.")
         parts, order = (TokenCodes.from_counts(codes, counts),), np.arange(places, dtype=np.int32)
-        return cls(np.asarray(head), int(bits.item()), parts, order, None if own is None else np.asarray(own))
+        return cls(np.asarray(head), int(bits.item()), parts, order, None if other is None else np.asarray(other))
 
     def is_sound(self) -> bool:
         """True if codes, counts and heads fit each other."""
@@ -235,7 +235,7 @@ def project(head: Floats, states: Floats) -> Floats:
 def encode_states(head: Floats, bits: int, states: Sequence[Floats]) -> TokenCodes:
     """Return the codes of texts, each given by the states [tokens, state_dim] of its tokens."""
     joined = np.concatenate([np.empty((0, head.shape[1]), np.float32), *states]).astype(np.float32, copy=False)
-    counts = np.array([len(own) for own in states], dtype=np.int64)
+    counts = np.array([*map(len, states)], dtype=np.int64)
     return TokenCodes.from_counts(encode(project(head, joined), bits), counts)
 
 

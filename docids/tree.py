@@ -2,9 +2,8 @@
 
 Inner nodes are numbered breadth-first from the root (0); the document at docid position p is node num_inner + p. A node's
 children are either all inner nodes or all documents, numbered consecutively; the documents below a node are the positions
-doc_start..doc_end. So a digit is an offset and a subtree a slice. A document with several docids, one
-a piece of its text, is at several positions, its places. What
-updates and decoders need of its making is held, and not read. Knows nothing of texts or models.
+doc_start..doc_end. So a digit is an offset and a subtree a slice. A document with several docids, one for each piece
+of its text, has several positions, its places. Knows nothing of texts or models.
 """
 
 import hashlib
@@ -51,7 +50,7 @@ class DocidTree:
         piece_cost: what each doubling of a document's places takes from its dense score, as more of them have more chances.
         spans: [N, 2] first character, and one past the last, of the piece of the text at each docid position; None if each
             document is one piece.
-        tokens: token vectors of the text at each docid position, saved in a file of their own; None if there are none.
+        tokens: token vectors of the text at each docid position, saved in a separate file; None if there are none.
     """
 
     first_child: Ints
@@ -261,8 +260,8 @@ class DocidTree:
         return [(start, end) if count > 1 else None for (start, end), count in pairs]
 
     def stored_as(self, config: VectorsConfig) -> "DocidTree":
-        """Return the tree with its vectors kept otherwise, and with codes to search them by if they are many."""
-        centroids, embeddings = (Vectors.from_array(own, config.kind) for own in (self.centroids, self.embeddings))
+        """Return the tree with its vectors in another format, and with codes to search them by if they are many."""
+        centroids, embeddings = (Vectors.from_array(part, config.kind) for part in (self.centroids, self.embeddings))
         codes = Vectors.search_codes(self.embeddings) if len(self.embeddings) > LARGE else None
         return replace(self, centroids=centroids, embeddings=embeddings, codes=codes)
 
@@ -298,7 +297,7 @@ class DocidTree:
         return cls(**structure | vectors, pieces=pieces, piece_cost=cost)
 
     def is_sound(self) -> bool:
-        """True if the arrays fit each other, which a search follows without a check."""
+        """True if the arrays fit each other; a search follows them without checks."""
         inner, places = self.num_inner, self.num_places
         vectors = [array for array in (self.centroids, self.embeddings, self.codes) if array is not None]
         return bool(
@@ -327,7 +326,7 @@ class DocidTree:
         return bool(seen[:-1].all())
 
     def _is_tree(self) -> bool:
-        """True if inner nodes are numbered by level below one root, and have ranges of documents that are their children's."""
+        """True if inner nodes are numbered by level below one root, and their documents are those of their children."""
         inner, places = self.num_inner, self.num_places
         first, count, start, end = (
             getattr(self, name).astype(np.int64) for name in ("first_child", "num_children", "doc_start", "doc_end")
@@ -410,7 +409,7 @@ def document_scores(queries: Floats, tree: DocidTree) -> Floats:
     return np.maximum.reduceat(scores[:, tree.by_row], tree.first_places, axis=1)
 
 
-def places_of(tree: DocidTree, rows: Ints) -> Numbers:
+def padded_places(tree: DocidTree, rows: Ints) -> Numbers:
     """[n, most] the docid positions of collection rows [n], ascending; a row with fewer repeats its first."""
     places = pad(*tree.places_of(rows))
     return np.where(places < 0, places[:, :1], places)
@@ -420,9 +419,9 @@ def nearest_places(tree: DocidTree, rows: Ints, vectors: Floats) -> Ints:
     """[n] the docid position of each document in `rows` [n]; of several the one whose vector is nearest to its of `vectors`."""
     nearest: list[Ints] = [np.empty(0, dtype=np.int32)]
     blocks = np.cumsum(tree.place_counts[rows]) // BLOCK
-    for own in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(blocks)) + 1) if len(rows) else ():
-        places, counts = tree.places_of(rows[own])
-        scores = np.einsum("pd,pd->p", tree.embeddings[places], np.repeat(vectors[own], counts, axis=0))
+    for block in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(blocks)) + 1) if len(rows) else ():
+        places, counts = tree.places_of(rows[block])
+        scores = np.einsum("pd,pd->p", tree.embeddings[places], np.repeat(vectors[block], counts, axis=0))
         nearest.append(places[first_of_highest(scores, counts)])
     return np.concatenate(nearest)
 

@@ -205,7 +205,7 @@ class _Growing:
         tree, inner, documents = self.tree, self.tree.num_inner, self.tree.num_places
         # 1) Parent and digit of each inner node, cluster and digit of each place.
         cluster_of_new, digit_of_new = np.array(self.new_places, dtype=np.int64).reshape(-1, 2).T
-        parent_of_new, digit_of_opened = np.array([own[:2] for own in self.opened], dtype=np.int64).reshape(-1, 2).T
+        parent_of_new, digit_of_opened = np.array([node[:2] for node in self.opened], dtype=np.int64).reshape(-1, 2).T
         parent = np.concatenate([tree.parents[:inner], parent_of_new])
         cluster = np.concatenate([tree.parents[inner:], cluster_of_new])
         digits = np.arange(1, inner + documents) - tree.first_child[tree.parents[1:]]
@@ -235,7 +235,7 @@ class _Growing:
         if spans is not None:
             old = np.zeros((documents, 2), np.int32) if tree.spans is None else tree.spans
             spans = np.concatenate([old, spans.astype(np.int32)])[source]
-        opened = np.array([own.centroid for own in self.opened], dtype=np.float32).reshape(-1, embeddings.shape[1])
+        opened = np.array([node.centroid for node in self.opened], dtype=np.float32).reshape(-1, embeddings.shape[1])
         larger = DocidTree(
             first_child=first_child[order].astype(np.int32),
             num_children=num_children[order].astype(np.int32),

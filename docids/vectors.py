@@ -228,9 +228,9 @@ class Vectors:
     def _decoded_dots(self, queries: Floats, rows: Numbers) -> Floats:
         """`dots` of vectors that are not float32."""
         products = np.full(rows.shape, -np.inf, dtype=np.float32)
-        for query, own, line in zip(queries, rows, products, strict=True):
-            there = own >= 0
-            line[there] = self[own[there]] @ query
+        for query, numbers, line in zip(queries, rows, products, strict=True):
+            valid = numbers >= 0
+            line[valid] = self[numbers[valid]] @ query
         return products
 
     def products(self, queries: Floats) -> Floats:

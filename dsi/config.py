@@ -39,7 +39,7 @@ from dsi.search.request import LEXICAL_WEIGHT, MEMORY_WEIGHT, TOKEN_WEIGHT, Sear
 CONFIGS = Path(__file__).parent / "configs"
 """Folder of the configurations that ship with the package, NAME.toml each."""
 _LARGEST = 2**14
-"""Bytes of a configuration; the parser takes minutes for a megabyte of dots."""
+"""Bytes of a configuration, at most; the parser takes minutes for a megabyte of dots."""
 
 _NO_TRAINING = {
     "pseudo_queries": {"method": "none"},
@@ -96,13 +96,13 @@ class GeneratorConfig:
         return self.docid_tokens != "none"
 
     def __post_init__(self) -> None:
-        own = is_import_path(self.docid_tokens)
-        if not own and self.docid_tokens not in (names := extension_names(GENERATORS, TOKENS)):
+        is_path = is_import_path(self.docid_tokens)
+        if not is_path and self.docid_tokens not in (names := extension_names(GENERATORS, TOKENS)):
             raise ValueError(
                 f"generator.docid_tokens must be one of {', '.join(names)}, got {shown(self.docid_tokens)}; those of another "
                 "package need that package."
             )
-        needs_layers = self.exists and self.reads == "states" and not own and not self.decoder
+        needs_layers = self.exists and self.reads == "states" and not is_path and not self.decoder
         if needs_layers and self.num_layers < 1:
             raise ValueError(f"generator.num_layers must be at least 1 without a T5 checkpoint, got {self.num_layers}.")
         if not self.exists and (self.decoder or self.num_layers):
@@ -168,8 +168,8 @@ class Config:
     """Number of train queries set aside if the collection has no dev split. On the dev queries the weights of scores, and the
     beam (with a generator: alpha and ann_temperature) are chosen after training; 0 chooses nothing."""
     dev_untaught: Share = 0.5
-    """Share of the train queries set aside whose documents keep no train query. The more there are, the less counts what train
-    queries teach: some index will be asked mostly for documents that nobody has asked for."""
+    """Share of the train queries set aside whose documents keep no train query. The larger it is, the less what train
+    queries teach counts: an index may be asked mostly for documents that nobody has asked for."""
     text_megabytes: Whole = 1000
     """The index keeps the documents' texts, which answers show, if they take at most this many megabytes; 0 keeps none."""
     pseudo_queries: PseudoQueriesConfig = field(default_factory=PseudoQueriesConfig)
@@ -284,7 +284,7 @@ def read_config(name: str | Path) -> Config:
 
 
 def run_config(run: Path, name: str | Path | Config | None = None) -> Config:
-    """Return the configuration for a run in a folder: the named one, by default the run's own, or else what we recommend."""
+    """Return the configuration for a run in a folder: the named one, by default the folder's, or else what we recommend."""
     if name is not None:
         return Config.named(name)
     return read_config(run / "config.toml") if (run / "config.toml").exists() else Config()
@@ -296,8 +296,8 @@ def read_dev_cut(run: Path) -> dict[str, Any]:
     Other settings are not read, as its docid scheme may be missing here.
     """
     path = run / "config.toml"
-    read = _with_base(path) if path.exists() else {}
-    return dev_cut(_with_defaults({name: read[name] for name in dev_cut(Config()) if name in read}, str(path)))
+    values = _with_base(path) if path.exists() else {}
+    return dev_cut(_with_defaults({name: values[name] for name in dev_cut(Config()) if name in values}, str(path)))
 
 
 def dev_cut(config: Config) -> dict[str, Any]:
@@ -358,17 +358,17 @@ def write_config(config: Config, path: Path) -> None:
 
 
 def _without_none(settings: dict[str, Any]) -> dict[str, Any]:
-    own = {name: _without_none(value) if isinstance(value, dict) else value for name, value in settings.items()}
-    return {name: value for name, value in own.items() if value is not None}
+    inner = {name: _without_none(value) if isinstance(value, dict) else value for name, value in settings.items()}
+    return {name: value for name, value in inner.items() if value is not None}
 
 
 def all_settings() -> list[Setting]:
     """Return the declarations of all settings with the defaults of `Config()`, those of no section first."""
-    config, found = Config(), list(declarations(Config).values())
+    config, every = Config(), list(declarations(Config).values())
     for section, kind in section_kinds(Config).items():
         values = vars(getattr(config, section))
-        found += [
+        every += [
             dataclasses.replace(declared, section=f"{section}.", default=values[name])
             for name, declared in declarations(kind).items()
         ]
-    return found
+    return every

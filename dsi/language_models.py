@@ -1,7 +1,7 @@
 """A generator that is a whole model of transformers, causal or sequence-to-sequence: it reads the text itself.
 
 The model reads a task prompt and the text with its own tokenizer, and then the (level, digit) tokens of a docid, which are
-new to it, with rows of their own for input and output. All weights are trained; the loss is that of the docid alone. Knows no
+new to it, with new rows for input and output. All weights are trained; the loss is that of the docid alone. Knows no
 queries of a search and no encoder.
 """
 
@@ -80,12 +80,12 @@ class LanguageModel(TokenGenerator):
     @classmethod
     def check_config(cls, config: Config, device: Any = None) -> None:
         """Raise ValueError unless a configuration names a model and how it is trained, and the device has memory for it."""
-        own, training = config.generator, config.training
-        if own.docid_tokens != "digits" or not own.decoder or own.num_layers:
+        generator, training = config.generator, config.training
+        decoder, layers, tokens = generator.decoder, generator.num_layers, generator.docid_tokens
+        if tokens != "digits" or not decoder or layers:
             raise ValueError(
                 'generator.reads = "text" needs a model as generator.decoder, which is trained whole: num_layers = 0, '
-                f'docid_tokens = "digits"; got {own.decoder!r}, {own.num_layers}, {own.docid_tokens!r}. Build on '
-                "`--config language-model`."
+                f'docid_tokens = "digits"; got {decoder!r}, {layers}, {tokens!r}. Build on `--config language-model`.'
             )
         if training.train_encoder or training.asks("frozen_encoder", "all_relevant"):
             raise ValueError(
@@ -93,9 +93,9 @@ class LanguageModel(TokenGenerator):
                 f"false, as it reads no states of the encoder; got {training.objective!r} and "
                 f"{str(training.train_encoder).lower()}."
             )
-        check_memory(own.decoder, device)
+        check_memory(decoder, device)
 
-    def own_texts(self, parts: Sequence[tuple[str, Sequence[str]]]) -> Texts:
+    def training_texts(self, parts: Sequence[tuple[str, Sequence[str]]]) -> Texts:
         """Return the texts of training with their prompts."""
         return Texts(self.tokenize, PROMPTS, parts)
 
@@ -137,11 +137,11 @@ class LanguageModel(TokenGenerator):
         A causal model's are padded on the left, so that all docids follow their texts at once.
         """
         with _TOKENIZING:
-            found = self.tokenizer(
+            encoded = self.tokenizer(
                 list(texts), padding=True, truncation=True, max_length=self.longest, return_tensors="pt",
                 padding_side="right" if self.is_seq2seq else "left",
             )  # fmt: skip
-        return {"input_ids": found["input_ids"], "attention_mask": found["attention_mask"]}
+        return {"input_ids": encoded["input_ids"], "attention_mask": encoded["attention_mask"]}
 
     def read(self, input_ids: Tensor, attention_mask: Tensor, docid: Tensor, **more: Any) -> Any:
         """Run the model over texts and the docid tokens after them; its `last_hidden_state` ends with those of the docids.
@@ -197,12 +197,12 @@ class LanguageModel(TokenGenerator):
     @torch.no_grad()
     def start(self, batch: QueryBatch) -> DecoderCache:
         """Read a batch of queries, and the root of the docids after them."""
-        read = self.tokenize([PROMPTS["query"] + text for text in batch.read or batch.texts])
-        read = {name: tensor.to(self.device) for name, tensor in read.items()}
+        inputs = self.tokenize([PROMPTS["query"] + text for text in batch.read or batch.texts])
+        inputs = {name: tensor.to(self.device) for name, tensor in inputs.items()}
         root = self.embed(torch.zeros(len(batch.texts), 1, dtype=torch.long, device=self.device))
         past: Cache = EncoderDecoderCache(DynamicCache(), DynamicCache()) if self.is_seq2seq else DynamicCache()
-        output = self.read(**read, docid=root, past_key_values=past, use_cache=True)
-        first, mask = output.last_hidden_state[:, -1], read["attention_mask"]
+        output = self.read(**inputs, docid=root, past_key_values=past, use_cache=True)
+        first, mask = output.last_hidden_state[:, -1], inputs["attention_mask"]
         if self.is_seq2seq:
             return DecoderCache(past, output.encoder_last_hidden_state, mask, first)
         return DecoderCache(past, None, F.pad(mask, (0, 1), value=1), first)
@@ -222,24 +222,24 @@ class LanguageModel(TokenGenerator):
     def check(self, name: str) -> None:
         """Raise ValueError unless a model gives the same numbers where it reads on from keys and values as in one pass.
 
-        And unless a later digit changes nothing before it. Docids have two digits at least; `name`: `generator.decoder`.
+        It must also be causal: a later digit changes nothing before it. Docids have two digits at least; `name`: its setting.
         """
         texts = ["a", "a longer text than that"]
         nothing, tokens = np.zeros((2, 0), np.float32), torch.tensor([[0, 1], [0, 1]], device=self.device)
         with _refusing(name):
             cache = self.start(QueryBatch(np.arange(2), nothing, nothing.astype(bool), nothing, texts))
             self.child_logits(tokens[:, :1], 0, cache)
-            found = self.child_logits(tokens[:, 1:], 1, cache)[:, 0]
-            read = self.tokenize([PROMPTS["query"] + text for text in texts])
-            read = {kind: own.to(self.device) for kind, own in read.items()}
+            cached = self.child_logits(tokens[:, 1:], 1, cache)[:, 0]
+            inputs = self.tokenize([PROMPTS["query"] + text for text in texts])
+            inputs = {kind: tensor.to(self.device) for kind, tensor in inputs.items()}
             depths = torch.arange(2, device=self.device).expand(2, -1)
             sees = torch.ones(2, 2, 2, dtype=torch.bool, device=self.device).tril()
             whole, other = (
-                self(**read, tokens=own, depths=depths, sees=sees)["logits"] for own in (tokens, 2 * tokens)
+                self(**inputs, tokens=digits, depths=depths, sees=sees)["logits"] for digits in (tokens, 2 * tokens)
             )
             if not torch.allclose(whole[:, 0], other[:, 0], rtol=1e-4, atol=1e-5):
                 raise ValueError("it is not causal")
-            if not torch.allclose(found, whole[:, 1, : found.shape[1]], rtol=1e-3, atol=1e-3):
+            if not torch.allclose(cached, whole[:, 1, : cached.shape[1]], rtol=1e-3, atol=1e-3):
                 raise ValueError("its numbers are others where it reads on from the keys and values of a query")
 
 
@@ -250,7 +250,7 @@ def check_memory(name: str, device: torch.device) -> None:
     """Raise ValueError if a model, `generator.decoder`, cannot be trained in the memory of a device; loads no weights."""
     with _refusing(name), torch.device("meta"):
         model = AutoModel.from_config(AutoConfig.from_pretrained(name, local_files_only=is_local(name)))
-    needed = _TRAINED_BYTES * sum(own.numel() for own in model.parameters())
+    needed = _TRAINED_BYTES * sum(weights.numel() for weights in model.parameters())
     available = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
     if needed > available:
         raise ValueError(

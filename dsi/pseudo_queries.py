@@ -68,9 +68,9 @@ def generate_queries(
     bar = Bar("pseudo-queries", unit="doc", total=len(documents), done=len(finished))
     with bar, path.open("a", encoding="utf-8") as file:
         for doc_id, queries in generated:
-            kept = [query for query in queries if _normal(query) not in forbidden]
-            count += len(kept)
-            write_json_line(file, {"doc_id": doc_id, "queries": kept})
+            allowed = [query for query in queries if _normal(query) not in forbidden]
+            count += len(allowed)
+            write_json_line(file, {"doc_id": doc_id, "queries": allowed})
             bar.update()
     return count
 
@@ -237,9 +237,9 @@ def _finished_documents(path: Path) -> set[str]:
     if not path.exists():
         return set()
     content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        os.truncate(path, whole)
+    complete = content.rfind(b"\n") + 1
+    if complete < len(content):
+        os.truncate(path, complete)
     return {doc_id for doc_id, _ in read_queries_file(path)}
 
 

@@ -13,7 +13,7 @@ from dsi.eval.measures import checked_values, ranking
 
 Doubles = NDArray[np.float64]
 _LEAST = 0.1
-"""Sum of the likely coefficients, and share of its own that the first run keeps, at least."""
+"""Least sum of the likely coefficients, and least share of its likely coefficient that the first run keeps."""
 _FLAT = 1e-9
 """Standard deviation of scores that are all alike."""
 
@@ -45,10 +45,10 @@ def fit_weights(first: Run, others: Sequence[Run], start: Sequence[float], qrels
     0; those of `start` if no query has a relevant candidate, and for a run that scores all candidates alike.
     """
     queries = [_choices([first, *others], query_id, judged) for query_id, judged in qrels.items()]
-    queries = [own for own in queries if len(own.relevant) and len(own.others)]
+    queries = [choices for choices in queries if len(choices.relevant) and len(choices.others)]
     if not queries:
         return list(start)
-    spread = np.mean([np.concatenate(own[:2]).std(axis=0) for own in queries], axis=0)
+    spread = np.mean([np.concatenate(choices[:2]).std(axis=0) for choices in queries], axis=0)
     flat = spread < _FLAT
     if flat[0]:
         return list(start)
@@ -59,17 +59,17 @@ def fit_weights(first: Run, others: Sequence[Run], start: Sequence[float], qrels
         value, slope = _loss(rate * likely, queries, scale)
         return value, np.array([slope @ likely])
 
-    one = 1 / likely.sum()  # a sum of coefficients of 1
-    centre = _minimum(along, np.array([one]), [(_LEAST * one, None)]) * likely
+    unit = 1 / likely.sum()  # a sum of coefficients of 1
+    centre = _minimum(along, np.array([unit]), [(_LEAST * unit, None)]) * likely
 
     def penalised(coefficients: Doubles) -> tuple[float, Doubles]:
         value, slope = _loss(coefficients, queries, scale)
         away = coefficients - centre
         return value + float(away @ away), slope + 2 * away
 
-    found = _minimum(penalised, centre, [(_LEAST * centre[0], None), *[(0.0, None)] * len(others)]) * scale
-    weights = found[1:] / found[0]
-    return [own if same else float(value) for own, same, value in zip(start, flat[1:], weights, strict=True)]
+    fitted = _minimum(penalised, centre, [(_LEAST * centre[0], None), *[(0.0, None)] * len(others)]) * scale
+    weights = fitted[1:] / fitted[0]
+    return [initial if same else float(value) for initial, same, value in zip(start, flat[1:], weights, strict=True)]
 
 
 class _Choices(NamedTuple):
@@ -89,10 +89,10 @@ def _choices(runs: Sequence[Run], query_id: str, judged: Mapping[str, float]) ->
 
 def aligned(runs: Sequence[Run], query_id: str) -> tuple[list[str], Doubles]:
     """Return the documents of a query, ascending, and their scores [n, runs]; what a run lacks has its lowest score."""
-    own = [run.get(query_id, {}) for run in runs]
-    doc_ids = sorted(set().union(*own))
-    lowest = [min(scores.values(), default=0.0) for scores in own]
-    columns = [[scores.get(doc_id, low) for doc_id in doc_ids] for scores, low in zip(own, lowest, strict=True)]
+    answers = [run.get(query_id, {}) for run in runs]
+    doc_ids = sorted(set().union(*answers))
+    lowest = [min(scores.values(), default=0.0) for scores in answers]
+    columns = [[scores.get(doc_id, low) for doc_id in doc_ids] for scores, low in zip(answers, lowest, strict=True)]
     return doc_ids, np.array(columns, dtype=np.float64).reshape(len(runs), -1).T
 
 

@@ -20,7 +20,7 @@ from dsi.docids.files.declarations import nearest
 from dsi.docids.types import Qrels, Run
 
 STANDARD_MEASURES = ("Hit@1", "Hit@5", "Hit@10", "RR@10", "nDCG@10", "Recall@100")
-"""What is measured of every run, as deep as its answers go."""
+"""Measures of every run, as deep as its answers go."""
 _ONE_RELEVANT = ("Hit@1", "Hit@5", "Hit@10")
 _SEVERAL_RELEVANT = ("nDCG@10", "RR@10", "Recall@100")
 UNCUT = 1000
@@ -31,7 +31,7 @@ _SPELLINGS = {
     "reciprocal_rank": "RR", "hit": "Hit", "hits": "Hit", "hit_rate": "Hit", "success": "Hit", "accuracy": "Hit", "acc": "Hit",
     "r": "Recall", "recall": "Recall", "p": "P", "precision": "P", "prec": "P", "f": "F", "f1": "F",
 }  # fmt: skip
-"""{a measure as somebody writes it, in lower case: as we do}."""
+"""{a spelling of a measure, in lower case: ours}."""
 _NAME = re.compile(r"([a-z_]*[a-z]1?)(?:[@._]([1-9][0-9]{0,8}))?")
 
 
@@ -44,8 +44,8 @@ def measures_for(qrels: Qrels) -> tuple[str, ...]:
     ('nDCG@10', 'RR@10', 'Recall@100')
     """
     relevant = [[relevance for relevance in judged.values() if relevance > 0] for judged in qrels.values()]
-    grades = {relevance for found in relevant for relevance in found}
-    several = len(grades) > 1 or any(len(found) > 1 for found in relevant)
+    grades = {relevance for values in relevant for relevance in values}
+    several = len(grades) > 1 or any(len(values) > 1 for values in relevant)
     return _SEVERAL_RELEVANT if several else _ONE_RELEVANT
 
 
@@ -64,12 +64,12 @@ def measure_name(name: str) -> str:
     >>> measure_name("ndcg_cut_10"), measure_name("MAP"), measure_name("R@100"), measure_name("recip_rank")
     ('nDCG@10', 'AP', 'Recall@100', 'RR')
     """
-    found = _NAME.fullmatch(str(name).lower())
-    own = _SPELLINGS.get(found[1].removesuffix("_cut")) if found else None
-    if found and own and (found[2] or own in _OF_ALL):
-        return f"{own}@{found[2]}" if found[2] else own
-    near = nearest(found[1], _SPELLINGS) if found and not own else None
-    meant = f"; did you mean {found[0].replace(found[1], _SPELLINGS[near])}?" if found and near else "."
+    match = _NAME.fullmatch(str(name).lower())
+    measure = _SPELLINGS.get(match[1].removesuffix("_cut")) if match else None
+    if match and measure and (match[2] or measure in _OF_ALL):
+        return f"{measure}@{match[2]}" if match[2] else measure
+    near = nearest(match[1], _SPELLINGS) if match and not measure else None
+    meant = f"; did you mean {match[0].replace(match[1], _SPELLINGS[near])}?" if match and near else "."
     raise ValueError(
         f"Unknown measure {name!r}{meant} There are AP, nDCG and RR, of all answers or @k, and Hit@k, Recall@k, P@k and F@k, "
         "with k from 1."
@@ -84,9 +84,9 @@ def checked_values(values: Mapping[Any, Mapping[Any, Any]], what: str = "score",
     """
     kind = "a finite number" if finite else "a number"
     values = by_query(values, f"{what}s")
-    checked = {str(query_id): {str(doc_id): value for doc_id, value in own.items()} for query_id, own in values.items()}
-    for query_id, own in checked.items():
-        for doc_id, value in own.items():
+    checked = {str(query_id): {str(doc_id): value for doc_id, value in row.items()} for query_id, row in values.items()}
+    for query_id, scores in checked.items():
+        for doc_id, value in scores.items():
             if not _is_number(value, finite):
                 raise ValueError(
                     f"The {what} of document {shown(doc_id)} for query {shown(query_id)} must be {kind}, got {shown(value)}; "
@@ -179,7 +179,7 @@ def average_precision(ranked: Sequence[str], judged: Mapping[str, float]) -> flo
     """
     ranks = [rank for rank, doc_id in enumerate(ranked, start=1) if judged.get(doc_id, 0) > 0]
     relevant = sum(relevance > 0 for relevance in judged.values())
-    return sum(found / rank for found, rank in enumerate(ranks, start=1)) / relevant if relevant else 0.0
+    return sum(count / rank for count, rank in enumerate(ranks, start=1)) / relevant if relevant else 0.0
 
 
 def ndcg(ranked: Sequence[str], judged: Mapping[str, float], k: int | None = None) -> float:
@@ -211,9 +211,9 @@ def _dcg(gains: Iterable[float]) -> float:
 
 def _parse(name: str) -> tuple[Callable[[Sequence[str], Mapping[str, float]], float], int | None]:
     """Return the function of a measure, and the rank down to which it reads; None for all."""
-    own, _, cut = measure_name(name).partition("@")
+    measure, _, cut = measure_name(name).partition("@")
     k = int(cut) if cut else None
     by_k: dict[str, Callable[..., float]] = {"nDCG": ndcg, "P": precision, "F": f_measure}
-    if own in by_k:
-        return (lambda ranked, judged: by_k[own](ranked, judged, k)), k
-    return {"Hit": hit, "RR": reciprocal_rank, "Recall": recall, "AP": average_precision}[own], k
+    if measure in by_k:
+        return (lambda ranked, judged: by_k[measure](ranked, judged, k)), k
+    return {"Hit": hit, "RR": reciprocal_rank, "Recall": recall, "AP": average_precision}[measure], k

@@ -17,7 +17,7 @@ from dsi.eval.measures import evaluate, mean
 from dsi.eval.tables import markdown_table
 
 FEWEST_QUERIES = 20
-"""Queries on which anything is chosen: with fewer, chance would."""
+"""Fewest queries on which anything is chosen: with fewer, chance would choose."""
 NORMAL = 1.96
 """Standard errors to either end of a 95 % interval."""
 
@@ -156,12 +156,12 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def paired_tests(own: Values, others: Mapping[str, Values], measures: Sequence[str]) -> Tests:
-    """Return {other system: {measure: (own mean less the other's, in points, p)}}, p corrected for their number."""
+def paired_tests(system: Values, others: Mapping[str, Values], measures: Sequence[str]) -> Tests:
+    """Return {other system: {measure: (the system's mean less the other's, in points, p)}}, p corrected for their number."""
     pairs = [(name, measure) for name in others for measure in measures]
-    found = [randomisation_test(own[measure], others[name][measure], rounds=10_000) for name, measure in pairs]
+    results = [randomisation_test(system[measure], others[name][measure], rounds=10_000) for name, measure in pairs]
     tests: Tests = {name: {} for name in others}
-    for (name, measure), (difference, _), p in zip(pairs, found, holm([p for _, p in found]), strict=True):
+    for (name, measure), (difference, _), p in zip(pairs, results, holm([p for _, p in results]), strict=True):
         tests[name][measure] = 100 * difference, p
     return tests
 

@@ -64,7 +64,7 @@ def run_without_ties(run: Run) -> Run:
 
 
 def without_ties(scores: Sequence[float]) -> list[float]:
-    """Return scores that are below each other also as float32, so that every program ranks them alike.
+    """Return scores that stay strictly descending as float32, so that every program ranks them alike.
 
     trec_eval and its bindings read float32, and rank equal scores by doc_id from z to a. A score that is not below the one
     before it becomes the next lower float32; the others stay as they are.

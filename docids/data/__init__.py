@@ -14,14 +14,14 @@ SHIPPED = {"minipedia": Path(__file__).parent / "minipedia"}
 
 
 def find_collection(name: str | Path) -> Path:
-    """Return an existing folder, or that of a collection that ships, by name; a folder of that name goes first."""
+    """Return an existing folder, or that of a collection that ships, by name; a local folder of that name takes precedence."""
     if str(name) in SHIPPED and not Path(name).is_dir():
         return SHIPPED[str(name)]
     return existing_folder(name)
 
 
 def existing_folder(name: str | Path) -> Path:
-    """Return the folder of a collection, which must be there; a save of it that was killed is undone."""
+    """Return the folder of a collection, which must exist; a save of it that was killed is undone."""
     from dsi.docids.files.checks import user_path
     from dsi.docids.files.storage import beside, recover_folder  # which take long, and readers of files need none
 
@@ -43,14 +43,14 @@ def existing_folder(name: str | Path) -> Path:
 
 
 def folder_for_collection(value: str | Path, name: str = "folder") -> Path:
-    """Return the path of a folder that a collection may be written to: it is new, or holds nothing else than a collection."""
+    """Return the path of a folder that a collection may be written to: it is new, or holds nothing but a collection."""
     from dsi.docids.files.checks import folder_to_replace
 
     path = folder_to_replace(value, name, lambda entry: entry.name in (*_SAVED, "qrels"))
     judgements = path / "qrels"
     if judgements.exists():
-        others = [judgements] if not judgements.is_dir() else [p for p in judgements.iterdir() if p.name not in TABLES]
-        if others:
-            name = str(min(others).relative_to(path))
+        unknown = [judgements] if not judgements.is_dir() else [p for p in judgements.iterdir() if p.name not in TABLES]
+        if unknown:
+            name = str(min(unknown).relative_to(path))
             raise FileExistsError(f"{path} holds {name!r}, which would be lost; name a new folder.")
     return path

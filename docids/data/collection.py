@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class MadeTexts(Sequence[str]):
-    """Texts that a function makes of slices of a list or a table when they are read, for collections larger than memory."""
+    """Texts that a function makes from slices of a list or a table when they are read, for collections larger than memory."""
 
     def __init__(self, source: Any, make: Callable[[Any], list[str]]) -> None:
         self._source, self._make = source, make
@@ -52,12 +52,12 @@ class MadeTexts(Sequence[str]):
 
 
 _IN_MEMORY = "The collection"
-"""Name of what was made by `from_records`."""
+"""Name of collections made by `from_records`."""
 
 
 @dataclass(frozen=True, repr=False)
 class Collection:
-    """A collection: `documents` (columns doc_id, title, text, metadata), `queries` and one `Qrels` a split.
+    """A collection: `documents` (columns doc_id, title, text, metadata), `queries` and one `Qrels` per split.
 
     Only the documents are required: without queries an index is made of pre-trained parts, without judgements it is not tuned.
 
@@ -91,18 +91,18 @@ class Collection:
 
     @cached_property
     def identical(self) -> Identical:
-        """The queries that are documents themselves, with these, which their answers leave out unless judged relevant."""
+        """The queries that are documents themselves, and these documents, which answers leave out unless judged relevant."""
         judgements = chain.from_iterable(qrels.items() for qrels in self.qrels.values())
         wanted = {query_id for query_id, judged in judgements if judged.get(query_id, 0) > 0}
         queries = {query_id: text for query_id, text in self.queries.items() if query_id not in wanted}
-        found = identical_ids(queries, self.documents, self.rows, self.name)
-        return {query_id: frozenset({query_id}) for query_id in found}
+        query_ids = identical_ids(queries, self.documents, self.rows, self.name)
+        return {query_id: frozenset({query_id}) for query_id in query_ids}
 
     @property
-    def own_rows(self) -> dict[str, frozenset[int]]:
-        """{text of a query: rows of the documents that it is itself}, of `identical`; no negatives of training."""
-        found = self.identical.items()
-        return {self.queries[query_id]: frozenset(self.rows[doc_id] for doc_id in own) for query_id, own in found}
+    def identical_rows(self) -> dict[str, frozenset[int]]:
+        """{text of a query: rows of the documents that it is itself}, of `identical`; never negatives in training."""
+        pairs = self.identical.items()
+        return {self.queries[query_id]: frozenset(map(self.rows.__getitem__, doc_ids)) for query_id, doc_ids in pairs}
 
     def find(self, value: str) -> str | None:
         """Return the doc_id of a document, named by its id or by its text, with or without the title; None if there is none."""
@@ -110,12 +110,12 @@ class Collection:
 
     @cached_property
     def _by_text(self) -> dict[bytes, str]:
-        found: dict[bytes, str] = {}
+        by_text: dict[bytes, str] = {}
         for block in self.documents.iter(1000):
             for doc_id, title, text in zip(block["doc_id"], block["title"], block["text"], strict=True):
                 for form in (text, f"{title} {text}"):
-                    found.setdefault(digest_of(form), doc_id)
-        return found
+                    by_text.setdefault(digest_of(form), doc_id)
+        return by_text
 
     def judged_negatives(self) -> dict[str, list[int]]:
         """Return {text of a train query: rows of the documents of the collection that are judged not relevant to it}."""
@@ -162,13 +162,13 @@ class Collection:
         """
         _check_cut(dev_queries, dev_untaught, seed)
         table = table_of(records_of(documents), "documents")
-        rows, read = _rows(table), _memory_queries(queries)
-        judged = {} if qrels is None else check_qrels(qrels, read, rows)
-        if read and not any(judged.values()):
-            _warn_unused(_IN_MEMORY, read, "qrels={'train' or 'dev' or 'test': {query_id: {doc_id: relevance}}}")
-        versions = [digest([table._fingerprint, read, judged])]
-        cut = split_judgements(judged, read, rows, dev_queries, dev_untaught, seed)
-        return cls(_IN_MEMORY, versions, table, read, *cut, rows)
+        rows, texts = _rows(table), _memory_queries(queries)
+        judged = {} if qrels is None else check_qrels(qrels, texts, rows)
+        if texts and not any(judged.values()):
+            _warn_unused(_IN_MEMORY, texts, "qrels={'train' or 'dev' or 'test': {query_id: {doc_id: relevance}}}")
+        versions = [digest([table._fingerprint, texts, judged])]
+        cut = split_judgements(judged, texts, rows, dev_queries, dev_untaught, seed)
+        return cls(_IN_MEMORY, versions, table, texts, *cut, rows)
 
     @classmethod
     def from_files(cls, *paths: str | Path) -> "Collection":
@@ -182,7 +182,7 @@ class Collection:
 
         Raises:
             FileNotFoundError: no such file or folder, or no such file in it.
-            TypeError: a path is none.
+            TypeError: a path is neither a string nor a `Path`.
             ValueError: a malformed file that is named, and the message names file, line, value and remedy; or a folder in BEIR
                 layout.
         """
@@ -191,22 +191,22 @@ class Collection:
         for path in paths:
             if not isinstance(path, str | Path):
                 raise TypeError(f"A path must be a string or a Path, got {shown(path)}; from_records takes records.")
-        found = [user_path(path) if os.path.isfile(user_path(path)) else existing_folder(path) for path in paths]  # noqa: PTH113
-        if not found:
+        sources = [user_path(path) if os.path.isfile(user_path(path)) else existing_folder(path) for path in paths]  # noqa: PTH113
+        if not sources:
             raise FileNotFoundError("Name at least one file or folder.")
-        for path in found:
+        for path in sources:
             if path.is_dir() and is_beir(path):
                 raise ValueError(f"{path} is in BEIR layout, with queries; dsi.read_collection reads it.")
-        name = ", ".join(map(str, found))
-        table = table_of(path_records(found), name, on_disk=True)
+        name = ", ".join(map(str, sources))
+        table = table_of(path_records(sources), name, on_disk=True)
         return cls(name, [table._fingerprint], table, {}, *split_judgements({}, {}, {}, 0, 0, 0), _rows(table))
 
     def save(self, folder: str | Path) -> None:
         """Write the collection as a folder in BEIR layout, which `read_collection` and commands read.
 
         Raises:
-            FileExistsError: the folder holds something else than a collection.
-            ValueError: it is the current folder, or one above that.
+            FileExistsError: the folder holds something other than a collection.
+            ValueError: it is the current folder, or one above it.
         """
         with replace_folder(folder_for_collection(folder)) as new:
             with (new / "corpus.jsonl").open("w", encoding="utf-8") as file:
@@ -221,8 +221,8 @@ class Collection:
             nothing = {next(iter(self.rows)): 0}  # a file has no line for a query of which no document is judged
             for split, qrels in self.qrels.items():
                 if qrels:
-                    judged = {query_id: own or nothing for query_id, own in qrels.items()}
-                    triples = ((query_id, *pair) for query_id, own in judged.items() for pair in own.items())
+                    judged = {query_id: grades or nothing for query_id, grades in qrels.items()}
+                    triples = ((query_id, *pair) for query_id, grades in judged.items() for pair in grades.items())
                     write_judgements(triples, new / "qrels" / f"{split}.tsv")
 
     def with_pairs(
@@ -245,7 +245,7 @@ class Collection:
             seed: of their choice.
 
         Raises:
-            ValueError: a malformed pair, or none of which the positive is in the collection.
+            ValueError: a malformed pair, or no pair whose positive is in the collection.
         """
         _check_cut(dev_queries, dev_untaught, seed)
         name: object = "pairs"
@@ -254,14 +254,14 @@ class Collection:
         else:
             records = records_of(pairs, "pairs", texts=False)
         held_out = [*self.qrels["dev"], *self.qrels["test"]]
-        found = pair_judgements(records, name, self.queries, held_out, self.find)
-        queries = {**self.queries, **found[0]}
-        train = {query_id: dict(own) for query_id, own in self.qrels["train"].items()}
-        for query_id, judged in found[1].items():
-            own = train.setdefault(query_id, {})
-            own |= {doc_id: max(grade, own.get(doc_id, grade)) for doc_id, grade in judged.items()}
-        versions, read = [*self.versions, digest(list(found))], {**self.qrels, "train": train}
-        cut = split_judgements(read, queries, self.rows, dev_queries, dev_untaught, seed)
+        new, judgements = pair_judgements(records, name, self.queries, held_out, self.find)
+        queries = {**self.queries, **new}
+        train = {query_id: dict(judged) for query_id, judged in self.qrels["train"].items()}
+        for query_id, judged in judgements.items():
+            grades = train.setdefault(query_id, {})
+            grades |= {doc_id: max(grade, grades.get(doc_id, grade)) for doc_id, grade in judged.items()}
+        versions, qrels = [*self.versions, digest([new, judgements])], {**self.qrels, "train": train}
+        cut = split_judgements(qrels, queries, self.rows, dev_queries, dev_untaught, seed)
         return Collection(self.name, versions, self.documents, queries, *cut, self.rows)
 
     def pairs(self, split: str) -> list[tuple[str, int]]:
@@ -355,8 +355,8 @@ def read_collection(
     documents = read_documents(folder)
     rows = _rows(documents)
     odd = Oddities(folder / "qrels")
-    for other in sorted(path.name for path in (folder / "qrels").glob("[!._]*") if path.name not in TABLES):
-        odd.count(f"files that are not read; judgements are in {', '.join(TABLES)}", other)
+    for name in sorted(path.name for path in (folder / "qrels").glob("[!._]*") if path.name not in TABLES):
+        odd.count(f"files that are not read; judgements are in {', '.join(TABLES)}", name)
     odd.warn()
     if judged and not _has(folder, "queries.jsonl"):
         raise FileNotFoundError(
@@ -364,13 +364,13 @@ def read_collection(
         )
     queries = read_queries(folder) if _has(folder, "queries.jsonl") else {}
     lines = {split: text_lines(path) for split, path in judged.items()}
-    read = {split: read_judgements(path, lines[split], queries, rows) for split, path in judged.items()}
+    judgements = {split: read_judgements(path, lines[split], queries, rows) for split, path in judged.items()}
     if queries and not judged:
         _warn_unused(folder, queries, "qrels/train.tsv, dev.tsv, test.tsv")
     # 3) Nothing has changed meanwhile.
     if _versions(folder, judged) != versions:
         raise ValueError(f"A file of {folder} was changed while it was read; read it again when it is whole.")
-    qrels, overlap = split_judgements(read, queries, rows, dev_queries, dev_untaught, seed)
+    qrels, overlap = split_judgements(judgements, queries, rows, dev_queries, dev_untaught, seed)
     return Collection(str(folder), versions, documents, queries, qrels, overlap, rows)
 
 

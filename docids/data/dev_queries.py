@@ -30,16 +30,16 @@ def split_judgements(
             query_id: {doc_id: grade for doc_id, grade in judged.items() if doc_id in rows}
             for query_id, judged in qrels["train"].items()
         }
-        kept, chosen = cut_dev(known, dev_queries, dev_untaught, seed)
-        qrels["dev"] = {query_id: qrels["train"][query_id] for query_id in chosen}
-        qrels["train"] = {query_id: qrels["train"][query_id] for query_id in kept}
-    plain = {query_id: plain_query(queries[query_id]) for own in qrels.values() for query_id in own}
+        train, dev = cut_dev(known, dev_queries, dev_untaught, seed)
+        qrels["dev"] = {query_id: qrels["train"][query_id] for query_id in dev}
+        qrels["train"] = {query_id: qrels["train"][query_id] for query_id in train}
+    plain = {query_id: plain_query(queries[query_id]) for judgements in qrels.values() for query_id in judgements}
     for one, other in combinations(SPLITS, 2):
         if shared := [query_id for query_id in qrels[one] if query_id in qrels[other]]:
             message = "The query %r%s is judged in %s and in %s: what is measured there was seen before."
             logger.warning(message, shared[0], and_more(len(shared) - 1), one, other)
         first = {plain[query_id]: query_id for query_id in qrels[one]}
-        if twins := [own for own in qrels[other] if own not in qrels[one] and plain[own] in first]:
+        if twins := [query_id for query_id in qrels[other] if query_id not in qrels[one] and plain[query_id] in first]:
             pair = other, twins[0], and_more(len(twins) - 1), one, first[plain[twins[0]]]
             logger.warning("The %s query %r%s has the text of the %s query %r: it was seen before.", *pair)
     return qrels, overlap

@@ -28,20 +28,20 @@ def identical_ids(
 ) -> frozenset[str]:
     """Return the query_ids of {query_id: text} whose document of the same id holds the query's text; a line counts them."""
     table = as_table(documents)
-    asked = {query_id: key for query_id, text in queries.items() if query_id in rows and (key := _plain(text))}
-    if not asked or "text" not in table.column_names:
+    keys = {query_id: key for query_id, text in queries.items() if query_id in rows and (key := _plain(text))}
+    if not keys or "text" not in table.column_names:
         return frozenset()
-    own = np.array([rows[query_id] for query_id in asked], dtype=np.int64)
-    columns = [Column(table[column]).take(own) for column in ("title", "text") if column in table.column_names]
+    asked_rows = np.array([rows[query_id] for query_id in keys], dtype=np.int64)
+    columns = [Column(table[column]).take(asked_rows) for column in ("title", "text") if column in table.column_names]
     texts = (" ".join(part or "" for part in parts) for parts in zip(*columns, strict=True))
-    pairs = zip(asked.items(), texts, strict=True)
-    found = frozenset(query_id for (query_id, key), text in pairs if key in _plain(text))
-    if found:
+    pairs = zip(keys.items(), texts, strict=True)
+    query_ids = frozenset(query_id for (query_id, key), text in pairs if key in _plain(text))
+    if query_ids:
         logger.warning(
             "%s: %d of %d queries are documents themselves (the same id, and within the text); each leaves its own document "
-            "out of its answer, as BEIR's ignore_identical_ids does.", name, len(found), len(queries),
+            "out of its answer, as BEIR's ignore_identical_ids does.", name, len(query_ids), len(queries),
         )  # fmt: skip
-    return found
+    return query_ids
 
 
 def without_identical(run: Run, identical: Identical, k: int | None = None) -> Run:
@@ -54,8 +54,8 @@ def without_identical(run: Run, identical: Identical, k: int | None = None) -> R
         return run
     none = frozenset[str]()
     return {
-        query_id: dict(islice((pair for pair in own.items() if pair[0] not in identical.get(query_id, none)), k))
-        for query_id, own in run.items()
+        query_id: dict(islice((pair for pair in scores.items() if pair[0] not in identical.get(query_id, none)), k))
+        for query_id, scores in run.items()
     }
 
 

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 _NUMBER = re.compile(r"[+-]?([0-9]{1,18}|[0-9]{1,18}\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,2})?")
 _HEADS = {"query-id", "query_id", "qid", "query", "topic", "topic_id", "id", "_id"}
-"""Names of the first column in a header."""
+"""Possible names of the first column, in a header."""
 _COLUMNS = ("query_id", "qid", "query-id"), ("doc_id", "docno", "corpus-id"), ("relevance", "score", "label", "grade")
 """Names that the columns of a table of judgements, or of a run, may have: of the query, the document and the number."""
 _ABSENT = (
@@ -32,7 +32,7 @@ _TWICE = "pairs of query and document with several grades; the highest counts"
 _NO_RELEVANT = "judged queries without a judgement above 0 of a document in the collection; they count as 0"
 
 Judgement = tuple[str, str, str, float]
-"""The words that name it in messages, query_id, doc_id, grade."""
+"""Where it stands, for messages; query_id, doc_id, grade."""
 
 
 def read_judgements(
@@ -70,21 +70,21 @@ def _grade(written: str) -> float | None:
 def check_qrels(qrels: Mapping[str, Any], queries: Container[str], rows: Mapping[str, int]) -> dict[str, Qrels]:
     """Return judgements {split: {query_id: {doc_id: grade}}}, checked."""
     if not isinstance(qrels, Mapping) or not set(qrels) <= set(SPLITS):
-        flat = is_table(qrels) or (isinstance(qrels, Mapping) and any(id_of(unpack(own)) in queries for own in qrels))
+        flat = is_table(qrels) or (isinstance(qrels, Mapping) and any(id_of(unpack(key)) in queries for key in qrels))
         remedy = '; write {"test": …} around judgements that are to be measured on' if flat else ""
         raise ValueError(
             f"qrels must be {{split: {{query_id: {{doc_id: relevance}}}}}} of the splits {', '.join(SPLITS)}, got "
             f"{shown(qrels)}{remedy}."
         )
-    read = {}
-    for split, own in qrels.items():
+    checked = {}
+    for split, values in qrels.items():
         name = f"qrels[{split!r}]"
-        judged = by_query(own, name)
-        read[split] = _collected(_memory_judgements(judged, name), name, queries, rows)
+        judged = by_query(values, name)
+        checked[split] = _collected(_memory_judgements(judged, name), name, queries, rows)
         for query_id in map(id_of, map(unpack, judged)):
             if query_id in queries:
-                read[split].setdefault(query_id, {})
-    return read
+                checked[split].setdefault(query_id, {})
+    return checked
 
 
 def _memory_judgements(qrels: Any, name: str) -> Iterator[Judgement]:
@@ -140,16 +140,16 @@ def by_query(values: Any, name: str) -> Any:
     """Return a table of query, document and number as {query_id: {doc_id: number}}, the highest if several; else `values`."""
     if not is_table(values):
         return values
-    found = dict[Any, dict[Any, float]]()
+    judgements = dict[Any, dict[Any, float]]()
     for place, row in enumerate(items_of(values, name)):
-        own = [row[key] for keys in _COLUMNS for key in keys if key in row]
-        if len(own) != len(_COLUMNS):
+        cells = [row[key] for keys in _COLUMNS for key in keys if key in row]
+        if len(cells) != len(_COLUMNS):
             needed = ", ".join(" or ".join(keys) for keys in _COLUMNS)
             raise ValueError(f"{name}[{place}] must have the columns {needed}, got {shown(row)}; rename yours.")
-        query_id, doc_id, value = own
-        judged = found.setdefault(query_id, {})
+        query_id, doc_id, value = cells
+        judged = judgements.setdefault(query_id, {})
         judged[doc_id] = max(value, judged[doc_id]) if doc_id in judged else value
-    return found
+    return judgements
 
 
 def relevant_rows(judged: Mapping[str, float], rows: Mapping[str, int]) -> list[int]:

@@ -14,9 +14,9 @@ from dsi.docids.files.checks import id_of, same, text
 from dsi.docids.types import Qrels
 
 Find = Callable[[str], str | None]
-"""From the id or the text of a document to its doc_id; None if it is not there."""
+"""From the id or the text of a document to its doc_id; None if there is none."""
 NEGATIVES = ("negative", "negatives")
-"""Keys under which a training pair may have what does not answer it; the first that is there counts."""
+"""Keys under which a training pair may have documents that do not answer it; the first one present counts."""
 _SCORES = ("score", "scores", "label", "labels")
 _ABSENT = "positives that are neither the id nor the text of a document of the collection; their pairs are left out"
 _ABSENT_NEGATIVE = "negatives that are neither the id nor the text of a document of the collection; they are left out"
@@ -29,8 +29,8 @@ def pair_judgements(
     records: Records, name: object, queries: Mapping[str, str], held_out: Iterable[str], find: Find
 ) -> tuple[dict[str, str], Qrels]:
     """Return the queries that are new, with ids, and the judgements of pairs; a line counts each kind of odd ones."""
-    known = {plain_query(own): query_id for query_id, own in queries.items()}
-    kept, held = dict[str, str](), {plain_query(queries[query_id]) for query_id in held_out}
+    known = {plain_query(query): query_id for query_id, query in queries.items()}
+    new, held = dict[str, str](), {plain_query(queries[query_id]) for query_id in held_out}
     qrels, odd, number = dict[str, dict[str, float]](), Oddities(name), 0
     for number, (source, record) in enumerate(records, start=1):
         query = _query(record, source)
@@ -43,12 +43,12 @@ def pair_judgements(
             query_id = f"pair-{number}"
             while query_id in queries:
                 query_id += "'"
-            known[plain_query(query)], kept[query_id] = query_id, query
+            known[plain_query(query)], new[query_id] = query_id, query
         for doc_id, grade in grades.items():
             judged = qrels.setdefault(query_id, {})
             judged[doc_id] = max(grade, judged.get(doc_id, grade))
     for query_id in [query_id for query_id, judged in qrels.items() if max(judged.values()) <= 0]:
-        odd.count(_NO_POSITIVE, kept.pop(query_id, query_id))
+        odd.count(_NO_POSITIVE, new.pop(query_id, query_id))
         del qrels[query_id]
     odd.warn()
     if not qrels:
@@ -56,7 +56,7 @@ def pair_judgements(
             f"{name}: of its {number:,} pairs none can be trained on; positives are ids or whole texts of documents of the "
             "collection, and queries are not those of dev or test."
         )
-    return kept, qrels
+    return new, qrels
 
 
 def _grades(record: Mapping[str, Any], source: str, find: Find, odd: Oddities) -> dict[str, float]:
@@ -79,10 +79,10 @@ def _grades(record: Mapping[str, Any], source: str, find: Find, odd: Oddities) -
 
 
 def _query(record: Mapping[str, Any], source: str) -> str:
-    found = _values(record, QUERIES, source)
-    if len(found) != 1 or not found[0].strip():
+    queries = _values(record, QUERIES, source)
+    if len(queries) != 1 or not queries[0].strip():
         raise ValueError(f"{source} must have one query, a text or an id, under one of the keys {', '.join(QUERIES)}.")
-    return found[0]
+    return queries[0]
 
 
 def _values(record: Mapping[str, Any], keys: Sequence[str], source: str) -> list[str]:
@@ -90,12 +90,12 @@ def _values(record: Mapping[str, Any], keys: Sequence[str], source: str) -> list
     for key in keys:
         value = record.get(key)
         if values := value if isinstance(value, list) else [] if is_missing(value) else [value]:
-            return [text(id_of(own), f"{source}: a query or a document") for own in values]
+            return [text(id_of(item), f"{source}: a query or a document") for item in values]
     return []
 
 
 def plain_query(value: str) -> str:
-    """Return the form of a text that is alike for texts which differ in case, in spaces, or in how characters are composed."""
+    """Return a text in a form without differences of case, spaces, or how characters are composed."""
     return same(value).casefold()
 
 

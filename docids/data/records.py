@@ -46,16 +46,16 @@ COLUMNS = ("doc_id", "title", "text")
 """The columns of every document table; metadata has others."""
 MOST_OF_ID = 4096
 """Bytes of an id in UTF-8: as many as a path has, and few enough for the address of an HTTP request."""
-_OWN_KEYS = {*ID_KEYS, *TEXT_KEYS, "title", "metadata"}
+_KNOWN_KEYS = {*ID_KEYS, *TEXT_KEYS, "title", "metadata"}
 """Keys of a document that have a meaning; all others are metadata."""
 _ROWS_AT_ONCE, _CHARACTERS_AT_ONCE = 1000, 2**25
-"""Rows of a record batch and characters of its texts, about, at most."""
+"""About how many rows, and characters of texts, a record batch has at most."""
 _LARGE_TABLE, _SPARSE = 2 * 10**7, 50
-"""Cells of metadata, from which on one in fifty must hold a value."""
+"""From this many cells of metadata on, one in fifty must hold a value."""
 _NAMED = 3
-"""Odd things of a kind that are named, at most."""
+"""How many odd things of a kind are named, at most."""
 _EXACT = 2**53
-"""Up to this every whole number is a float."""
+"""Up to this number, floats hold every whole number."""
 
 _TIMES = pa.timestamp("us", "UTC")
 _ARROW = {
@@ -94,8 +94,8 @@ class Oddities:
     def count(self, kind: str, name: object, number: int = 1) -> None:
         """Count things of a kind, "what it is; what follows"; the names of the first ones are shown."""
         before, names = self._found.get(kind, (0, []))
-        if len(names) < _NAMED and (own := shown(name)) not in names:
-            names.append(own)
+        if len(names) < _NAMED and (short := shown(name)) not in names:
+            names.append(short)
         self._found[kind] = before + number, names
 
     def lines(self) -> list[str]:
@@ -147,7 +147,7 @@ def document_row(record: Mapping[str, Any], source: str, odd: Oddities) -> Row:
 
 
 def checked_queries(records: Records, name: object, *, whole: bool = True) -> dict[str, str]:
-    """Return {query_id: text} of records with id and text; a line counts empty ones, and `whole` refuses to read none."""
+    """Return {query_id: text} of records with id and text; a line counts empty ones; `whole`: there must be some."""
     queries, odd = dict[str, str](), Oddities(name)
     for source, record in records:
         query_id, query = query_of(record, source)
@@ -165,8 +165,8 @@ def checked_queries(records: Records, name: object, *, whole: bool = True) -> di
 def query_of(record: Mapping[str, Any], source: str) -> tuple[str, str]:
     """Return query_id and text of a record; `source` names it in messages."""
     query_id = _check_id(id_of(_given(record, QUERY_ID_KEYS, source, "query_id", needed=True)), f"{source}: query_id")
-    given = next(((key,) for key in QUERY_TEXT_KEYS if key in record), QUERY_TEXT_KEYS)
-    return query_id, _text(_given(record, given, source, "text"), f"{source}: key 'text'")
+    keys = next(((key,) for key in QUERY_TEXT_KEYS if key in record), QUERY_TEXT_KEYS)
+    return query_id, _text(_given(record, keys, source, "text"), f"{source}: key 'text'")
 
 
 def ids_of(source: Any, name: str) -> list[Any]:
@@ -180,10 +180,10 @@ def ids_of(source: Any, name: str) -> list[Any]:
         raise ValueError(f"{name} must be a list or set of doc_ids, got {what}. Put it into a list.")
     items = source if isinstance(source, Set) else items_of(source, name)
     ids = (
-        _given(own, ID_KEYS, f"{name}[{number}]", "doc_id", needed=True) if isinstance(own, Mapping) else own
-        for number, own in enumerate(items)
+        _given(item, ID_KEYS, f"{name}[{number}]", "doc_id", needed=True) if isinstance(item, Mapping) else item
+        for number, item in enumerate(items)
     )
-    return [id_of(unpack(own)) for own in ids]
+    return [id_of(unpack(item)) for item in ids]
 
 
 def _check_id(value: object, name: str) -> str:
@@ -203,16 +203,16 @@ def _text(value: Any, name: str) -> str:
 
 def _given(record: Mapping[str, Any], keys: tuple[str, ...], source: str, name: str, *, needed: bool = False) -> Any:
     """Return the value that a record has under one of some keys."""
-    given = {key: record[key] for key in keys if key in record}
-    found = {key: value for key, value in given.items() if not is_missing(value)}
-    if not given or (needed and not found):
+    values = {key: record[key] for key in keys if key in record}
+    present = {key: value for key, value in values.items() if not is_missing(value)}
+    if not values or (needed and not present):
         raise ValueError(
             f"{source} has no {name}: none of the keys {', '.join(keys)} has a value; its keys are {_keys(record)}."
         )
-    if len(found) > 1 and len({str(id_of(value)) for value in found.values()}) > 1:
-        (first, one), (second, other), *_ = found.items()
+    if len(present) > 1 and len({str(id_of(value)) for value in present.values()}) > 1:
+        (first, one), (second, other), *_ = present.items()
         raise ValueError(f"{source}: {first} is {shown(one)}, but {second} is {shown(other)}; give one {name}.")
-    return next(iter(found.values()), None)
+    return next(iter(present.values()), None)
 
 
 def _keys(record: Mapping[str, Any]) -> str:
@@ -223,13 +223,13 @@ def _keys(record: Mapping[str, Any]) -> str:
 
 
 def _metadata(record: Mapping[str, Any], source: str) -> Iterator[tuple[str, Any]]:
-    """Yield key and value of the keys of a record that have no meaning of their own, and of those of its metadata."""
+    """Yield the keys and values of a record's metadata: those in `metadata`, and those that are not `_KNOWN_KEYS`."""
     metadata = record.get("metadata")
     if is_missing(metadata):
         metadata = {}
     if not isinstance(metadata, Mapping):
         raise ValueError(f"{source}: metadata must be an object, got {shown(metadata)}.")
-    further = {key: value for key, value in record.items() if key not in _OWN_KEYS}
+    further = {key: value for key, value in record.items() if key not in _KNOWN_KEYS}
     for key in further.keys() & metadata.keys():
         if repr(metadata[key]) != repr(further[key]):
             outer, inner = shown(further[key]), shown(metadata[key])
@@ -249,9 +249,9 @@ def _value(value: Any, source: str, key: str, odd: Oddities) -> Any:
         return value
     if isinstance(value, list | tuple | Set):
         values = sorted(value, key=str) if isinstance(value, Set) else value
-        if any(isinstance(own, Mapping | list | tuple | Set) for own in values):
+        if any(isinstance(item, Mapping | list | tuple | Set) for item in values):
             return odd.count(f"lists of lists or objects as metadata {shown(key)}; they are left out", source)
-        return [read for own in values if (read := _value(own, source, key, odd)) is not None]
+        return [read for item in values if (read := _value(item, source, key, odd)) is not None]
     if isinstance(value, Mapping):
         return odd.count(f"objects as metadata {shown(key)}; they are left out", source)
     return None if is_missing(value) else _scalar(value, f"{source}: metadata {key!r:.99}")
@@ -313,8 +313,8 @@ def stored(rows: Iterable[Row], schema: pa.Schema, *, on_disk: bool) -> pa.Table
         with pa.ipc.new_stream(sink, schema) as writer:
             for block in _blocks(rows):
                 writer.write_batch(pa.RecordBatch.from_pylist(block, schema))
-        kept = None if file else pa.BufferReader(sink.getvalue())
-    table = pa.ipc.open_stream(kept or pa.memory_map(str(file))).read_all()
+        buffer = None if file else pa.BufferReader(sink.getvalue())
+    table = pa.ipc.open_stream(buffer or pa.memory_map(str(file))).read_all()
     if file:
         with suppress(OSError):  # a system that deletes no file in use does so when the process ends
             file.unlink()
@@ -367,15 +367,15 @@ def column_kinds(rows: Sequence[Row], odd: Oddities) -> dict[str, str]:
 
 def _common_keys(columns: Mapping[str, Sequence[Any]], documents: int, odd: Oddities) -> set[str]:
     """Return as many of the most common keys of metadata as a table of documents can hold; count the others."""
-    kept, filled = set[str](), 0
+    keys, filled = set[str](), 0
     for key in sorted(columns, key=lambda key: -len(columns[key])):
         filled += len(columns[key])
-        cells = documents * (len(kept) + 1)
-        if len(kept) + len(COLUMNS) == MOST_COLUMNS or (cells > _LARGE_TABLE and _SPARSE * filled < cells):
+        cells = documents * (len(keys) + 1)
+        if len(keys) + len(COLUMNS) == MOST_COLUMNS or (cells > _LARGE_TABLE and _SPARSE * filled < cells):
             odd.count("metadata keys that few documents have; they are left out", key)
         else:
-            kept.add(key)
-    return kept
+            keys.add(key)
+    return keys
 
 
 def _kind(value: Any) -> str:
@@ -394,11 +394,11 @@ def _kind(value: Any) -> str:
 
 def _common(key: str, kinds: set[str], odd: Oddities) -> str:
     """Return the kind of a column that holds values of some kinds."""
-    for kind, taken in (
+    for kind, accepted in (
         ("boolean", {"boolean"}), ("integer", {"integer", "large"}), ("float", {"float", "integer"}),
         ("date", {"date", "ISO date"}), ("time", {"date", "ISO date", "time", "ISO time"}),
     ):  # fmt: skip
-        if kinds and kinds <= taken:
+        if kinds and kinds <= accepted:
             return kind
     if not kinds <= {"text", "ISO date", "ISO time"}:
         names = ", ".join(sorted({kind.replace("large", "integer") for kind in kinds}))
@@ -416,7 +416,7 @@ def kind_of(arrow: pa.DataType) -> str:
     """Return the kind of the values of a column, as filters name it; Arrow's name for types that metadata does not have."""
     if pa.types.is_list(arrow):
         return f"list of {kind_of(arrow.value_type)}"
-    return next((kind for kind, own in _ARROW.items() if own == arrow), str(arrow))
+    return next((kind for kind, column_type in _ARROW.items() if column_type == arrow), str(arrow))
 
 
 def converted(value: Any, kind: str) -> Any:
@@ -427,7 +427,7 @@ def converted(value: Any, kind: str) -> Any:
     """
     if kind.startswith("list of "):
         values = value if isinstance(value, list) else [value]
-        return [converted(own, kind.removeprefix("list of ")) for own in values]
+        return [converted(item, kind.removeprefix("list of ")) for item in values]
     if isinstance(value, list):
         raise ValueError("a list")
     if kind == "text":
@@ -459,5 +459,5 @@ def table_record(row: Row) -> dict[str, Any]:
 def json_value(value: Any) -> Any:
     """Return a value of metadata as JSON has it: dates and times as ISO 8601 writes them."""
     if isinstance(value, list):
-        return [json_value(own) for own in value]
+        return [json_value(item) for item in value]
     return value.isoformat() if isinstance(value, date) else value

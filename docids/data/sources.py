@@ -34,12 +34,12 @@ QUERY_TEXT_KEYS = ("text", "query")
 """Keys under which a query may have its text; the first counts."""
 QUERIES = ("query", "anchor")
 POSITIVES = ("positive", "positives", "doc_id", "id")
-"""Keys under which a training pair may have its query, and what answers it; the first that is there counts."""
+"""Keys under which a training pair may have its query, and what answers it; the first one present counts."""
 MOST_COLUMNS = 1000
 """Columns of a document table, at most."""
 _ROWS_AT_ONCE = 1000
 _MOST_BLANK = 2**20
-"""Blank lines one after another, at most: compressed, those of a small file would take minutes."""
+"""Blank lines in a row, at most: a small compressed file of them would take minutes to read."""
 LONGEST_LINE = 2**24
 """Bytes of a line, at most; a file without line ends would fill the memory."""
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
@@ -51,7 +51,7 @@ RECORDS = (*_LINES, *_TABLES, *_PARQUET)
 """The kinds of files that hold records."""
 _SEPARATOR = re.compile('sep=([^\\w\\s"]|\t)\r?\n', re.IGNORECASE)
 _HEADER = 2**20
-"""Bytes of a table in which the names of its columns stand."""
+"""Bytes at the beginning of a table that hold the names of its columns."""
 _KEPT = {*ID_KEYS, *QUERY_ID_KEYS, *TEXT_KEYS, *QUERY_TEXT_KEYS, "query-id", "title"}
 """Columns whose values stay texts."""
 _INEXACT = "^-?(0[0-9]|[0-9]{16})"
@@ -62,7 +62,7 @@ _INEXACT = "^-?(0[0-9]|[0-9]{16})"
 
 
 def records_of(source: Any, name: str = "documents", *, texts: bool = True) -> Records:
-    """Yield the records of whatever is in memory, after their names; a text, where allowed, has its place as its id."""
+    """Yield the name, for messages, and record of each item in memory; a text, where allowed, has its place as its id."""
     for place, record in enumerate(items_of(source, name)):
         if isinstance(record, str) and texts:
             record = {"_id": str(place), "text": record}
@@ -95,8 +95,8 @@ def _python_value(value: Any) -> Any:
     if type(value) is str:
         return value
     if isinstance(value, Mapping):
-        return {key: _python_value(own) for key, own in value.items()}
-    return [_python_value(own) for own in value] if isinstance(value, list | tuple | np.ndarray) else unpack(value)
+        return {key: _python_value(item) for key, item in value.items()}
+    return [_python_value(item) for item in value] if isinstance(value, list | tuple | np.ndarray) else unpack(value)
 
 
 def _is_of(source: Any, library: str, name: str) -> bool:
@@ -190,13 +190,13 @@ def pair_records(path: Path) -> Records:
         raise ValueError(f"{path}, line 1 must name the columns: {QUERIES[0]}, {POSITIVES[0]} and perhaps negatives.")
     else:
         for number, line in text_lines(path):
-            query, *others = line.split("\t")
-            if not others:
+            query, *documents = line.split("\t")
+            if not documents:
                 raise ValueError(
                     f"{path}, line {number}: expected query<TAB>document, and perhaps <TAB>negatives, with tabs between them, "
                     f"got {shown(line[:60])}."
                 )
-            yield f"{path}, line {number}", {"query": query, "positive": others[0], "negatives": others[1:]}
+            yield f"{path}, line {number}", {"query": query, "positive": documents[0], "negatives": documents[1:]}
 
 
 def _numbered(path: Path, rows: Iterator[dict[str, Any]], first: int) -> Records:
@@ -224,18 +224,18 @@ def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
 def has_header(path: Path, encoding: str = "utf-8-sig") -> bool:
     """True if the first line of a .tsv file names columns: id and text, or three or more, with different words of letters."""
     names, *_ = column_names(path, encoding)
-    found = {name.strip().lower() for name in names}
+    keys = {name.strip().lower() for name in names}
     if _names_columns(names):
         return True
-    if len(names) < 3 or len(found) < len(names) or not found.isdisjoint({"query-id", *QUERY_ID_KEYS[1:2], *QUERIES}):
+    if len(names) < 3 or len(keys) < len(names) or not keys.isdisjoint({"query-id", *QUERY_ID_KEYS[1:2], *QUERIES}):
         return False  # or they are judgements
-    return all(re.fullmatch(r"[^\W\d]{2,}(?:[ _-][^\W\d]+)?", name) for name in found)
+    return all(re.fullmatch(r"[^\W\d]{2,}(?:[ _-][^\W\d]+)?", name) for name in keys)
 
 
 def _names_columns(names: Sequence[str]) -> bool:
     """True if the values of a first line name columns: an id and a text are among them."""
-    found = {_own_name(name.strip().lower()) for name in names}
-    return not (found.isdisjoint({*ID_KEYS, *QUERY_ID_KEYS}) or found.isdisjoint({*TEXT_KEYS, *QUERY_TEXT_KEYS}))
+    keys = {_key_of(name.strip().lower()) for name in names}
+    return not (keys.isdisjoint({*ID_KEYS, *QUERY_ID_KEYS}) or keys.isdisjoint({*TEXT_KEYS, *QUERY_TEXT_KEYS}))
 
 
 def bare_records(path: Path) -> Records:
@@ -277,11 +277,11 @@ def _table_rows(path: Path, encoding: str = "utf-8-sig") -> Iterator[dict[str, A
             raise ValueError("the names of its columns cannot be read")
     except ValueError as error:  # of Arrow, too
         raise _no_table(path, separator, error) from None
-    columns = {_own_name(name): table[name] if _own_name(name) in _KEPT else _typed(table[name]) for name in names}
+    columns = {_key_of(name): table[name] if _key_of(name) in _KEPT else _typed(table[name]) for name in names}
     return _table_records([pa.table(columns)], path)
 
 
-def _own_name(name: str) -> str:
+def _key_of(name: str) -> str:
     """Return the name of a column as keys have it: query_id for query-id."""
     return "query_id" if name == "query-id" else name
 
@@ -292,12 +292,12 @@ def column_names(path: Path, encoding: str = "utf-8-sig") -> tuple[list[str], st
         head = file.read(_HEADER).decode(encoding, errors="replace")  # Arrow refuses what is not of it
     if hint := _SEPARATOR.match(head):
         return _first_line(path, head[hint.end() :], hint[1]), hint[1], 1
-    found = list[tuple[list[str], str, int]]()
+    lines = list[tuple[list[str], str, int]]()
     for separator in _SEPARATED[path.suffix.lower()]:
-        found.append((_first_line(path, head, separator), separator, 0))
-        if len(found[0][0]) > 1:
+        lines.append((_first_line(path, head, separator), separator, 0))
+        if len(lines[0][0]) > 1:
             break
-    return max(found, key=lambda own: len(own[0]))
+    return max(lines, key=lambda line: len(line[0]))
 
 
 def _first_line(path: Path, head: str, separator: str) -> list[str]:
@@ -315,7 +315,7 @@ def _no_table(path: Path, separator: str, error: Exception) -> ValueError:
 
 
 def _check_columns(names: Sequence[str], source: str) -> None:
-    """Raise ValueError unless the columns of a table are not too many, and have names of their own."""
+    """Raise ValueError unless the columns of a table are not too many, and have different names."""
     if len(names) > MOST_COLUMNS:
         raise ValueError(f"{source}: a table has at most {MOST_COLUMNS:,} columns, got {len(names):,}; leave some out.")
     _check_different(names, source)

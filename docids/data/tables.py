@@ -36,7 +36,7 @@ class Column(Sequence[Any]):
         return np.cumsum([0, *(len(chunk) for chunk in self._values.chunks)])
 
     def take(self, rows: Ints) -> list[Any]:
-        """Return the values at some rows; Arrow's own `take` would join chunks of long texts before."""
+        """Return the values at some rows; Arrow's `take` would first join chunks of long texts."""
         chunks = self._values.chunks
         numbers = np.searchsorted(self._starts, rows, side="right") - 1
         places = rows - self._starts[numbers]

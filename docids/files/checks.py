@@ -11,7 +11,7 @@ from typing import Any
 _NAMES = {bool: "True or False", int: "an integer", float: "a number", str: "a string"}
 _TAKEN: dict[type, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (float, int), str: (str,)}
 _LONGEST_ID = 1000
-"""Bits of a whole number that is written out as an id."""
+"""Bits of a whole number that is written out as an id, at most."""
 _CONTROLS = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
 """What moves a terminal's cursor, changes its colours or turns the order of its text, and what is not a character."""
 
@@ -109,7 +109,7 @@ def text(value: object, name: str) -> str:
 
 
 def user_path(value: str | Path) -> Path:
-    """Return a path that a user names, with the home folder in the place of ~; a name without such a user stays.
+    """Return a path that a user names, with the home folder in place of ~; a name without such a user stays.
 
     >>> user_path("~/run") == Path.home() / "run", user_path("~$draft.docx")
     (True, PosixPath('~$draft.docx'))

@@ -63,8 +63,8 @@ class Setting:
 
     def bound(self, kind: type) -> Any:
         """Return the bound of a kind, `Ge`, `Gt`, `Le` or `Lt`; None if there is none."""
-        found = (getattr(bound, kind.__name__.lower()) for bound in self.bounds if isinstance(bound, kind))
-        return next(found, None)
+        limits = (getattr(bound, kind.__name__.lower()) for bound in self.bounds if isinstance(bound, kind))
+        return next(limits, None)
 
     @property
     def range(self) -> str:
@@ -114,9 +114,9 @@ def settings(section: str = "", *, eq: bool = True) -> Callable[[type[T]], type[
 
         @functools.wraps(checked)
         def create(self: Any, *values: Any, **named: Any) -> None:
-            given = dict(zip(made.__dataclass_fields__, values, strict=False)) | named
+            arguments = dict(zip(made.__dataclass_fields__, values, strict=False)) | named
             try:
-                checked(self, **{name: _storable(value, f"{made.section}{name}") for name, value in given.items()})
+                checked(self, **{name: _storable(value, f"{made.section}{name}") for name, value in arguments.items()})
             except ValidationError as error:
                 raise _first_error(made, error) from None
 
@@ -129,24 +129,24 @@ def settings(section: str = "", *, eq: bool = True) -> Callable[[type[T]], type[
 @functools.cache
 def declarations(kind: type) -> dict[str, Setting]:
     """Return {name: declaration} of the settings of a class that `settings` made; sections in it are left out."""
-    found: dict[str, Setting] = {}
+    by_name: dict[str, Setting] = {}
     meanings = read_meanings(kind)
-    for own in fields(kind):  # type: ignore[arg-type]
-        annotation, metadata = _parts(kind, own.name)
+    for member in fields(kind):  # type: ignore[arg-type]
+        annotation, metadata = _parts(kind, member.name)
         if is_dataclass(annotation):
             continue
         choices = get_args(annotation) if get_origin(annotation) is Literal else ()
-        found[own.name] = Setting(
+        by_name[member.name] = Setting(
             section=kind.section,  # type: ignore[attr-defined]
-            name=own.name,
+            name=member.name,
             kind=str if choices else annotation if annotation in (bool, int, float, str) else object,
-            default=own.default,
-            meaning=meanings.get(own.name, ""),
+            default=member.default,
+            meaning=meanings.get(member.name, ""),
             choices=choices,
-            bounds=tuple(one for one in metadata if isinstance(one, Ge | Gt | Le | Lt)),
-            remedy=next((one.text for one in metadata if isinstance(one, Remedy)), ""),
+            bounds=tuple(bound for bound in metadata if isinstance(bound, Ge | Gt | Le | Lt)),
+            remedy=next((item.text for item in metadata if isinstance(item, Remedy)), ""),
         )
-    return found
+    return by_name
 
 
 def _parts(kind: Any, name: str) -> tuple[Any, list[Any]]:
@@ -161,17 +161,17 @@ def _parts(kind: Any, name: str) -> tuple[Any, list[Any]]:
 def read_meanings(kind: type) -> dict[str, str]:
     """Return {field: the docstring below it} of a class, on one line each."""
     (declared,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    found = {}
+    meanings = {}
     for named, below in pairwise(declared.body):  # type: ignore[attr-defined]
         if isinstance(named, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-            found[ast.unparse(named.target)] = " ".join(str(below.value.value).split())
-    return found
+            meanings[ast.unparse(named.target)] = " ".join(str(below.value.value).split())
+    return meanings
 
 
 def create_settings(kind: type[T], values: Mapping[str, Any], source: str = "", section: str = "") -> T:
     """Return settings made of nested dictionaries; keys that are left out keep their defaults. Messages name the source."""
     where = f"{source}: " if source else ""
-    known, sections, given = [own.name for own in fields(kind)], section_kinds(kind), dict(values)  # type: ignore[arg-type]
+    known, sections, arguments = [member.name for member in fields(kind)], section_kinds(kind), dict(values)  # type: ignore[arg-type]
     for name, value in values.items():
         if name not in known:
             full_name = f"{section}.{name}" if section else name
@@ -179,17 +179,17 @@ def create_settings(kind: type[T], values: Mapping[str, Any], source: str = "", 
         if name in sections:
             if not isinstance(value, dict):
                 raise ValueError(f"{where}{name} must be a table of settings, got {shown(value)}.")
-            given[name] = create_settings(sections[name], value, source, name)
+            arguments[name] = create_settings(sections[name], value, source, name)
     try:
-        return kind(**given)
+        return kind(**arguments)
     except ValueError as error:
-        of = f"{section}: " if section and not kind.section else ""  # type: ignore[attr-defined]
-        raise ValueError(f"{where}{of}{error}") from None
+        prefix = f"{section}: " if section and not kind.section else ""  # type: ignore[attr-defined]
+        raise ValueError(f"{where}{prefix}{error}") from None
 
 
 def section_kinds(kind: type) -> dict[str, type]:
     """Return {name: class} of the fields that are sections."""
-    parts = {own.name: _parts(kind, own.name)[0] for own in fields(kind)}  # type: ignore[arg-type]
+    parts = {member.name: _parts(kind, member.name)[0] for member in fields(kind)}  # type: ignore[arg-type]
     return {name: part for name, part in parts.items() if is_dataclass(part) and isinstance(part, type)}
 
 
@@ -205,7 +205,7 @@ def nearest(name: str, known: Collection[str]) -> str | None:
     alias = ALIASES.get(name.lower())
     if alias in known:
         return alias
-    by_letters = {own.lower(): own for own in known}
+    by_letters = {key.lower(): key for key in known}
     near = difflib.get_close_matches(name[:100].lower(), by_letters, n=1, cutoff=0.7)
     return by_letters[near[0]] if near else None
 

@@ -96,14 +96,14 @@ class MatrixRows:
         return np.ascontiguousarray(self.matrix[self.rows])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        whole: Any = self.matrix
-        while whole is not None and getattr(whole, "filename", None) is None:
-            whole = getattr(whole, "base", None)
-        own = self.matrix
-        is_whole = whole is not None and whole.shape == own.shape and whole.ctypes.data == own.ctypes.data
-        if not is_whole or whole.dtype != own.dtype or not own.flags.c_contiguous:
+        mapped: Any = self.matrix
+        while mapped is not None and getattr(mapped, "filename", None) is None:
+            mapped = getattr(mapped, "base", None)
+        matrix = self.matrix
+        is_whole = mapped is not None and mapped.shape == matrix.shape and mapped.ctypes.data == matrix.ctypes.data
+        if not is_whole or mapped.dtype != matrix.dtype or not matrix.flags.c_contiguous:
             return MatrixRows, (self.read(), slice(None))
-        return _map_rows, (Path(whole.filename), whole.dtype, whole.shape, whole.offset, self.rows)
+        return _map_rows, (Path(mapped.filename), mapped.dtype, mapped.shape, mapped.offset, self.rows)
 
 
 def _map_rows(path: Path, dtype: Any, shape: tuple[int, int], offset: int, rows: Any) -> MatrixRows:

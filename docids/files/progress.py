@@ -28,7 +28,7 @@ class _Lines:
             sys.stderr.write(f"{line}\n")
 
     def flush(self) -> None:
-        """Let all be read that was written."""
+        """Flush stderr."""
         sys.stderr.flush()
 
 

@@ -19,16 +19,16 @@ T = TypeVar("T")
 RESTORE = "restore it or train again"
 _STOPS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 _ATTEMPTS = 20
-"""To read a file, or a folder, that is replaced meanwhile."""
+"""How often a file, or a folder, that is replaced meanwhile is read again."""
 Type = type[np.generic]
 
 DATA = (".json", ".arrow", ".safetensors", ".onnx")
-"""How the names of an index's files end; nothing else is read from one."""
+"""Endings of an index's files; no other files are read."""
 
 
 @contextmanager
 def reading(path: Path, *passing: type[Exception]) -> Iterator[None]:
-    """Turn any error about a damaged file or folder, but missing ones, lack of memory and `passing`, into a ValueError."""
+    """Turn any error about a damaged file or folder, except missing ones, lack of memory and `passing`, into a ValueError."""
     unchanged: tuple[type[BaseException], ...] = (FileNotFoundError, MemoryError, *_STOPS, *passing)
     try:
         yield
@@ -86,9 +86,9 @@ def check_files(
 ) -> None:
     """Raise unless the parts of a folder hold the files of its manifest, {path: sha256}, unaltered, and no others."""
     check_names(folder, parts, sums)
-    for own in parts:
-        check_folder(folder / own, endings)
-        for path in filter(Path.is_file, (folder / own).rglob("*")):
+    for part in parts:
+        check_folder(folder / part, endings)
+        for path in filter(Path.is_file, (folder / part).rglob("*")):
             if path.relative_to(folder).as_posix() not in sums:
                 raise ValueError(f"{path} is not in the manifest of the index; remove it.")
     for file, expected in sums.items():
@@ -209,20 +209,20 @@ class MappedFile(NamedTuple):
     @classmethod
     def at(cls, path: Path) -> "MappedFile":
         """Return the file that a path names now."""
-        found = path.stat()
-        return cls(str(path), found.st_dev, found.st_ino, found.st_size)
+        status = path.stat()
+        return cls(str(path), status.st_dev, status.st_ino, status.st_size)
 
 
 def check_mapped(files: Iterable[MappedFile]) -> None:
     """Raise OSError if a mapped file was cut off: reading what it lacks would end the process (SIGBUS)."""
     for path, device, inode, size in files:
         try:
-            found = os.stat(path)  # noqa: PTH116 - before every search
+            status = os.stat(path)  # noqa: PTH116 - before every search
         except OSError:
             continue
-        if found.st_size < size and (found.st_dev, found.st_ino) == (device, inode):
+        if status.st_size < size and (status.st_dev, status.st_ino) == (device, inode):
             raise OSError(
-                f"{path} was cut off since it was loaded, at {found.st_size:,} of {size:,} bytes; restore it and load the "
+                f"{path} was cut off since it was loaded, at {status.st_size:,} of {size:,} bytes; restore it and load the "
                 "index again."
             )
 
@@ -254,7 +254,7 @@ def read_while_unchanged(path: Path, read: Callable[[], T]) -> T:
 def _identity(path: Path) -> bytes:
     """Return the content of a file or the number of a folder; empty if there is neither."""
     try:
-        found = path.stat()
-        return path.read_bytes() if stat.S_ISREG(found.st_mode) else b"%d" % found.st_ino  # a pipe would be waited for
+        state = path.stat()  # first, as a pipe would be waited for
+        return path.read_bytes() if stat.S_ISREG(state.st_mode) else b"%d" % state.st_ino
     except OSError:
         return b""

@@ -203,8 +203,8 @@ def _strict(value: Any) -> Any:
 
 def beside(folder: Path, role: str) -> Path:
     """Return the hidden path beside a folder for its "lock", "partial" replacement, or "previous" version."""
-    whole = folder if folder.name not in ("", "..") else folder.resolve()  # "." has no name
-    return whole.parent / f".{whole.name}.{role}"
+    named = folder if folder.name not in ("", "..") else folder.resolve()  # "." has no name
+    return named.parent / f".{named.name}.{role}"
 
 
 @contextmanager
@@ -281,10 +281,10 @@ def replace_folder(folder: Path) -> Iterator[Path]:
             yield partial
             mode = partial.stat().st_mode & 0o666
             for path in (*partial.rglob("*"), partial):
-                found = path.lstat()
-                if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:  # a linked file is not ours alone
+                status = path.lstat()
+                if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:  # a linked file is not ours alone
                     path.chmod(mode)
-                if stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode):  # a pipe would be waited for
+                if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):  # a pipe would be waited for
                     _sync(path)
         if folder.is_dir():
             _move_away(folder, previous)

@@ -18,8 +18,8 @@ def allowed_cores(limit: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
 
 def count_threads() -> int:
     """Return how many threads libraries compute on: OMP_NUM_THREADS, or one per core that this process may use."""
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    return int(given) if given.isdecimal() and int(given) else allowed_cores()
+    setting = os.environ.get("OMP_NUM_THREADS", "")
+    return int(setting) if setting.isdecimal() and int(setting) else allowed_cores()
 
 
 class _OneThread:

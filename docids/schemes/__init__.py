@@ -90,7 +90,7 @@ class DocidsConfig:
     def _check_unused(self) -> None:
         """Raise ValueError if a setting that the method does not read is not its default."""
         read = SCHEMES.get(self.scheme)
-        if read is None:  # it is not known what another package's reads
+        if read is None:  # what another package's method reads is unknown
             return
         for setting in dataclasses.fields(self):
             value = getattr(self, setting.name)
@@ -135,7 +135,7 @@ class SchemeInput:
     progress: bool = False
 
     def __post_init__(self) -> None:
-        bad = ~np.isfinite(np.concatenate([own.sum(axis=1, dtype=np.float32) for own in _blocks(self.embeddings)]))
+        bad = ~np.isfinite(np.concatenate([block.sum(axis=1, dtype=np.float32) for block in _blocks(self.embeddings)]))
         if bad.any():
             raise ValueError(f"embeddings must be finite; row {bad.argmax()}{and_more(bad.sum() - 1)} is not.")
         check_branching(len(self.embeddings), self.config)
@@ -180,7 +180,7 @@ class Docids:
         return cls(pad_paths(paths))
 
     def with_rows(self, rows: Ints) -> "Docids":
-        """Return the same paths as those of the documents [N] `rows`."""
+        """Return the docids with the document of each path, `rows` [N]."""
         _check_rows(rows, len(self.paths))
         same = copy.copy(self)  # the paths are checked, and different
         object.__setattr__(same, "rows", rows)
@@ -200,8 +200,8 @@ def pad_paths(paths: Sequence[Sequence[int]]) -> Ints:
                 f"A path of a docid scheme must be integers from 0 to {_LARGEST}; document {document} has {shown(values)}."
             ) from None
     rows = np.full((len(numbers), max(map(len, numbers), default=0)), -1, dtype=np.int64)
-    for row, own in zip(rows, numbers, strict=True):
-        row[: len(own)] = own
+    for row, digits in zip(rows, numbers, strict=True):
+        row[: len(digits)] = digits
     return rows  # type: ignore[return-value]
 
 

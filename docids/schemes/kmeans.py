@@ -14,14 +14,14 @@ def make(documents: SchemeInput) -> Docids:
 
 def _split(documents: MatrixRows, sizes: Numbers, config: DocidsConfig, seed: int) -> Ints:
     labels = []
-    for points, there, centroids, k in lloyd.train_clusters(lloyd.read_points(documents), sizes, config, seed):
+    for points, is_point, centroids, k in lloyd.train_clusters(lloyd.read_points(documents), sizes, config, seed):
         padded = lloyd.nearest_of(points, centroids, k)  # [clusters, n]
-        counts = lloyd.members_of(padded, there, centroids.shape[1]).sum(axis=2)
+        counts = lloyd.members_of(padded, is_point, centroids.shape[1]).sum(axis=2)
         for cluster in np.flatnonzero(((counts == 0) & (np.arange(counts.shape[1]) < k[:, None])).any(axis=1)):
-            own = there[cluster]
-            distances = _distances(points[cluster, own], centroids[cluster], padded[cluster, own])
-            padded[cluster, own] = _fill_empty(padded[cluster, own], distances, k[cluster])
-        labels.append(padded[there])
+            members = is_point[cluster]
+            distances = _distances(points[cluster, members], centroids[cluster], padded[cluster, members])
+            padded[cluster, members] = _fill_empty(padded[cluster, members], distances, k[cluster])
+        labels.append(padded[is_point])
     return np.concatenate(labels)
 
 

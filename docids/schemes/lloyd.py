@@ -25,19 +25,19 @@ def train_clusters(
     """Fit k-means to each of several clusters, or to a sample: points [n, dim] one cluster after another, sizes ascending.
 
     Yields, for some clusters of about the same size: points [clusters, n, dim], 0 past the last; [clusters, n] True at points;
-    centroids [clusters, most k, dim]; k [clusters], how many of the centroids are a cluster's own.
+    centroids [clusters, most k, dim]; k [clusters], how many centroids each cluster has.
     """
     rng, starts = np.random.default_rng(seed), sizes.cumsum() - sizes
     distinct, which = np.unique(sizes, return_inverse=True)
     all_k, first = np.array([config.clusters(int(size)) for size in distinct])[which], 0
     while first < len(sizes):
         fits = np.arange(1, len(sizes) - first + 1) * sizes[first:] * points.shape[1] <= _BATCH  # if padded to this one
-        own = slice(first, first := first + max(1, int(fits.sum())))
-        numbers = np.arange(sizes[own.stop - 1])
-        there = numbers < sizes[own, None]
-        padded = points[starts[own, None] + np.where(there, numbers, 0)]
-        padded[~there] = 0
-        yield padded, there, _train(padded, sizes[own], all_k[own], rng), all_k[own]
+        batch = slice(first, first := first + max(1, int(fits.sum())))
+        numbers = np.arange(sizes[batch.stop - 1])
+        is_point = numbers < sizes[batch, None]
+        padded = points[starts[batch, None] + np.where(is_point, numbers, 0)]
+        padded[~is_point] = 0
+        yield padded, is_point, _train(padded, sizes[batch], all_k[batch], rng), all_k[batch]
 
 
 def read_points(rows: MatrixRows) -> Floats:
@@ -58,12 +58,12 @@ def nearest(points: Floats, centroids: Floats) -> Ints:
 def _train(points: Floats, sizes: Numbers, k: Numbers, rng: np.random.Generator) -> Floats:
     """Return the centroids [clusters, most k, dim] of padded points [clusters, n, dim]."""
     points, sizes = _some(points, sizes, POINTS_PER_CENTROID * int(k.max()), rng)
-    there = np.arange(points.shape[1]) < sizes[:, None]
+    is_point = np.arange(points.shape[1]) < sizes[:, None]
     centroids = _first_centroids(*_some(points, sizes, _SEEDING_POINTS, rng), int(k.max()), rng)
     for _ in range(ITERATIONS):
         sums, counts = np.zeros_like(centroids), np.zeros((*centroids.shape[:2], 1), dtype=np.float32)
         for block in _blocks(points, centroids):
-            members = members_of(nearest_of(points[:, block], centroids, k), there[:, block], centroids.shape[1])
+            members = members_of(nearest_of(points[:, block], centroids, k), is_point[:, block], centroids.shape[1])
             sums += members @ points[:, block]
             counts += members.sum(axis=2, keepdims=True)
         before, centroids = centroids, np.where(counts > 0, sums / np.maximum(counts, 1), centroids)
@@ -106,9 +106,9 @@ def nearest_of(points: Floats, centroids: Floats, k: Numbers) -> Ints:
     return labels
 
 
-def members_of(labels: Ints, there: Bools, k: int) -> Floats:
+def members_of(labels: Ints, is_point: Bools, k: int) -> Floats:
     """Return [clusters, k, n] 1 where a point is among those of a centroid, else 0."""
-    return ((labels[:, None] == np.arange(k, dtype=np.int32)[:, None]) & there[:, None]).astype(np.float32)
+    return ((labels[:, None] == np.arange(k, dtype=np.int32)[:, None]) & is_point[:, None]).astype(np.float32)
 
 
 def _blocks(points: Floats, centroids: Floats) -> list[slice]:

@@ -100,7 +100,7 @@ def _tokens(word: str) -> re.Pattern[str]:
 
 _TOKEN, _ASCII_TOKEN = _tokens(f"[{WORD_CHARACTERS}]"), _tokens("[A-Za-z0-9_]")
 _MOST_BYTES, _MOST_OF_TOKEN = 1 << 26, 1 << 10
-"""Memory of the terms that an analyzer remembers, at most, and of those of one token: longer ones hardly come again."""
+"""Memory of the terms that an analyzer remembers, at most, and of those of one token: longer ones rarely come again."""
 _SLOT = 128
 """Bytes that a dictionary takes for an entry, at most."""
 

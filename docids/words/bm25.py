@@ -138,7 +138,7 @@ class BM25:
 
     def share_terms(self, queries: Sequence[str]) -> list[Terms]:
         """Return the terms of `query_terms` with factors that give scores as shares of the best one, 0 to 1."""
-        return [Terms(own.numbers, own.factors / np.float32(own.best or 1.0)) for own in self.query_terms(queries)]
+        return [Terms(numbers, factors / np.float32(best or 1)) for numbers, factors, best in self.query_terms(queries)]
 
     def all_terms(self, query: str) -> tuple[list[str], Terms]:
         """Return each term of a query once, those that no document has too, with number -1, and factors as in `share_terms`."""
@@ -159,8 +159,8 @@ class BM25:
 
     def term_factors(self, query: str) -> dict[str, float]:
         """Return the terms of a query that documents contain, each with its factor in `share_terms`."""
-        (found,), factors = self.share_terms([query]), dict[str, float]()
-        for term, factor in zip(self.known_terms(query), found.factors.tolist(), strict=True):
+        (terms,), factors = self.share_terms([query]), dict[str, float]()
+        for term, factor in zip(self.known_terms(query), terms.factors.tolist(), strict=True):
             factors[term] = factors.get(term, 0.0) + factor
         return factors
 
@@ -262,15 +262,15 @@ def _count(texts: Sequence[str], analyzer: Analyzer, vocabulary: dict[str, int])
     for start in range(0, len(texts), _BLOCK):
         block = texts[start : start + _BLOCK]
         terms = [analyzer.terms(text) for text in block]
-        own = np.array([*map(len, terms)], dtype=np.int32)
+        sizes = np.array([*map(len, terms)], dtype=np.int32)
         terms = [[*words, *analyzer.letters(text)] for words, text in zip(terms, block, strict=True)]
         with _NUMBERING:
             numbers = [vocabulary.setdefault(term, len(vocabulary)) for words in terms for term in words]
-        rows, parts = np.arange(start, start + len(own)), np.maximum(1, -(-own // LONG))
+        rows, parts = np.arange(start, start + len(sizes)), np.maximum(1, -(-sizes // LONG))
         rows = rows.repeat([*map(len, terms)])
-        found, times = np.unique(np.array(numbers, np.int64) * len(texts) + rows, return_counts=True)
-        keys.append(found)
-        counts.append(np.ceil(times / parts[found % len(texts) - start]).astype(np.float32))
-        lengths.append(-(-own // parts))
+        unique, times = np.unique(np.array(numbers, np.int64) * len(texts) + rows, return_counts=True)
+        keys.append(unique)
+        counts.append(np.ceil(times / parts[unique % len(texts) - start]).astype(np.float32))
+        lengths.append(-(-sizes // parts))
     postings = Postings.from_keys(np.concatenate(keys), np.concatenate(counts), len(vocabulary), len(texts))
     return Counted(vocabulary, postings, np.concatenate(lengths))

@@ -26,8 +26,8 @@ def find_language(texts: Sequence[str]) -> str:
     Texts in scripts without spaces do not count: stems never change them.
     """
     spaced = list(filter(_is_spaced, sample(texts)))
-    found = Counter(name if (name := language_of(text)) in _STEMMED.values() else NO_STEMS for text in spaced)
-    language, count = found.most_common(1)[0] if found else (NO_STEMS, 0)
+    languages = Counter(name if (name := language_of(text)) in _STEMMED.values() else NO_STEMS for text in spaced)
+    language, count = languages.most_common(1)[0] if languages else (NO_STEMS, 0)
     return language if count >= _MOST * len(spaced) else NO_STEMS
 
 

@@ -35,7 +35,7 @@ class Occurrence(NamedTuple):
 def occurrences(text: str, language: str, wanted: Set[str]) -> list[Occurrence]:
     """Return where terms stand in a text, in order.
 
-    >>> [tuple(own) for own in occurrences("Rivers of Peru", "english", {"river", "peru"})]
+    >>> [*map(tuple, occurrences("Rivers of Peru", "english", {"river", "peru"}))]
     [(0, 6, ('river',)), (10, 14, ('peru',))]
     """
     found, known = list[Occurrence](), _chunks(language)
@@ -43,8 +43,8 @@ def occurrences(text: str, language: str, wanted: Set[str]) -> list[Occurrence]:
     chunks = [*{*text.split(), *spaced}]
     for chunk, is_other in zip(chunks, map(wanted.isdisjoint, map(known.__getitem__, chunks)), strict=True):
         if not is_other:
-            own = list(_in_chunk(chunk, known.analyzer, wanted))
-            found += [Occurrence(at + a, at + b, terms) for at in _starts(text, chunk) for a, b, terms in own]
+            within = list(_in_chunk(chunk, known.analyzer, wanted))
+            found += [Occurrence(at + a, at + b, terms) for at in _starts(text, chunk) for a, b, terms in within]
     return sorted(found)
 
 
@@ -85,9 +85,9 @@ def _in_chunk(chunk: str, analyzer: Analyzer, wanted: Set[str]) -> Iterator[Occu
     """Yield where terms stand in a text without spaces."""
     shown = visible(chunk)
     starts, ends = _places(chunk, shown)
-    for found in token_pattern(shown).finditer(shown):
-        for start, end, term in _in_token(found.group(), analyzer, wanted):
-            yield Occurrence(starts[found.start() + start], ends[found.start() + end - 1], term)
+    for match in token_pattern(shown).finditer(shown):
+        for start, end, term in _in_token(match.group(), analyzer, wanted):
+            yield Occurrence(starts[match.start() + start], ends[match.start() + end - 1], term)
 
 
 def _in_token(token: str, analyzer: Analyzer, wanted: Set[str]) -> Iterator[Occurrence]:

@@ -61,10 +61,10 @@ class Postings:
         """Return the lists of the documents with True in `keep` [documents], which move up."""
         if keep.all():
             return self
-        kept, rows = keep[self.documents], np.cumsum(keep, dtype=np.int32) - np.int32(1)
+        mask, rows = keep[self.documents], np.cumsum(keep, dtype=np.int32) - np.int32(1)
         # [postings + 1] how many are kept before each: where a list began among all, it begins among those that are kept.
-        before = np.concatenate([[0], np.cumsum(kept)])
-        return Postings(before[self.starts], rows[self.documents[kept]], self.values[kept], int(np.count_nonzero(keep)))
+        before = np.concatenate([[0], np.cumsum(mask)])
+        return Postings(before[self.starts], rows[self.documents[mask]], self.values[mask], int(np.count_nonzero(keep)))
 
     def append(self, new: "Postings") -> "Postings":
         """Return these lists with those of further documents at their ends, perhaps of further terms."""

@@ -14,7 +14,7 @@ def sentences(text: str, start: int, end: int) -> list[tuple[int, int]]:
     >>> sentences("It glows. Why? Neon", 0, 19)
     [(0, 10), (10, 15), (15, 19)]
     """
-    ends = [found.end() for found in SENTENCE_END.finditer(text, start, end)]
+    ends = [match.end() for match in SENTENCE_END.finditer(text, start, end)]
     cuts = sorted({start, *ends, end})
     return list(pairwise(cuts))
 

@@ -143,8 +143,8 @@ class TermScorer:
         added = np.zeros((len(terms.numbers), len(rows)), dtype=np.float32)
         for line, term, factor in zip(added, terms.numbers, terms.factors, strict=True):
             values = self.postings.values_in(int(term), documents)
-            there = np.flatnonzero(values)
-            line[there] = factor * self.weigh(values[there], documents[there])
+            at = np.flatnonzero(values)
+            line[at] = factor * self.weigh(values[at], documents[at])
         return added
 
     def gains(self, terms: Terms, rows: Rows, counts: Floats) -> Floats:
@@ -155,9 +155,9 @@ class TermScorer:
         documents, gains = rows.astype(np.int32), np.zeros(counts.shape, dtype=np.float32)
         for line, term, factor, more in zip(gains, terms.numbers, terms.factors, counts, strict=True):
             at = np.flatnonzero(more)
-            own = documents[at]
-            values = self.postings.values_in(int(term), own) if term >= 0 else np.zeros(len(at), dtype=np.float32)
-            line[at] = factor * (self.weigh(values + more[at], own) - self.weigh(values, own))
+            subset = documents[at]
+            values = self.postings.values_in(int(term), subset) if term >= 0 else np.zeros(len(at), dtype=np.float32)
+            line[at] = factor * (self.weigh(values + more[at], subset) - self.weigh(values, subset))
         return gains
 
     def top(self, terms: Terms, count: int, allowed: Bools | None = None, others: Rows = _NO_ROWS) -> TopDocuments:
@@ -192,9 +192,9 @@ class TermScorer:
             sums[was_read] += reading.factor * reading.bound  # the rest is in the sum
             missed = np.flatnonzero(~was_read)
             values = self.postings.values_in(reading.term, rows[missed].astype(np.int32))
-            there = np.flatnonzero(values)
-            missed = missed[there]
-            sums[missed] += reading.factor * self.weigh(values[there], rows[missed])
+            at = np.flatnonzero(values)
+            missed = missed[at]
+            sums[missed] += reading.factor * self.weigh(values[at], rows[missed])
         return sums
 
     def _read(self, terms: Terms, budget: int) -> Iterator[_Reading]:
@@ -227,19 +227,19 @@ def _scan(readings: Sequence[_Reading], allowed: Bools | None, others: Rows) -> 
     """Sum all that is read, and bound the scores of the documents found there."""
     rows, gains, unfinished = [_NO_ROWS], [_NO_FLOATS], []
     for reading in readings:
-        own, weights = reading.rows, reading.weights
+        list_rows, weights = reading.rows, reading.weights
         if allowed is not None:
-            own, weights = own[allowed[own]], weights[allowed[own]]
-        rows.append(own)
+            list_rows, weights = list_rows[allowed[list_rows]], weights[allowed[list_rows]]
+        rows.append(list_rows)
         gains.append(reading.factor * (weights - reading.bound))
-        unfinished += [] if reading.whole else [(reading, own)]
-    found, order, starts = _group(np.concatenate(rows))
-    sums = np.add.reduceat(np.concatenate(gains)[order], starts) if len(found) else _NO_FLOATS
+        unfinished += [] if reading.whole else [(reading, list_rows)]
+    documents, order, starts = _group(np.concatenate(rows))
+    sums = np.add.reduceat(np.concatenate(gains)[order], starts) if len(documents) else _NO_FLOATS
     rest = np.float32(sum(reading.factor * reading.bound for reading in readings))
-    is_found = _is_in(others, found)
+    is_found = _is_in(others, documents)
     other_sums = np.zeros(len(others), dtype=np.float32)
-    other_sums[is_found] = sums[np.searchsorted(found, others)[is_found]]
-    return _Scan(found, sums, sums + rest, rest, other_sums, unfinished)
+    other_sums[is_found] = sums[np.searchsorted(documents, others)[is_found]]
+    return _Scan(documents, sums, sums + rest, rest, other_sums, unfinished)
 
 
 def _choose_depths(unread: Sequence[Floats], budget: int) -> list[int]:
@@ -284,8 +284,8 @@ def _is_in(rows: Rows, ascending: Rows) -> Bools:
     """Return [n] True at the rows that are in the other array."""
     if not len(ascending):
         return np.zeros(len(rows), dtype=bool)
-    found: Bools = ascending[np.searchsorted(ascending, rows).clip(max=len(ascending) - 1)] == rows
-    return found
+    is_in: Bools = ascending[np.searchsorted(ascending, rows).clip(max=len(ascending) - 1)] == rows
+    return is_in
 
 
 def _merge_repeats(terms: Terms) -> Terms:

@@ -71,7 +71,7 @@ class Generator(T5PreTrainedModel, Scorer):
     def check(self, name: str) -> None:
         """Raise ValueError if a search could not walk with the model, `generator.decoder`, that it was made from."""
 
-    def own_texts(self, parts: Sequence[tuple[str, Sequence[str]]]) -> Any:
+    def training_texts(self, parts: Sequence[tuple[str, Sequence[str]]]) -> Any:
         """Return `Texts` of (kind, texts) that it reads in training; None if it reads the encoder's states."""
         return None
 
@@ -84,7 +84,7 @@ class Generator(T5PreTrainedModel, Scorer):
         """Set the weights that transformers' defaults do not suit, given the T5 checkpoint it starts from, if any."""
 
     def for_search(self, dtype: torch.dtype | None = None) -> Self:
-        """Return it laid out for search, in a dtype, its own by default; weights of that dtype are shared."""
+        """Return the generator laid out for search, in a dtype, by default unchanged; weights of that dtype are shared."""
         return self.eval()  # type: ignore[no-any-return]
 
     def engine(

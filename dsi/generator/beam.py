@@ -1,4 +1,4 @@
-"""Constrained beam search over the docid tree, for (level, digit) and word tokens (DR-SCL section 3.5).
+"""Constrained beam search over the docid tree, for any kind of docid tokens (DR-SCL section 3.5).
 
 Two scores add up to rank a node:
 
@@ -29,12 +29,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dsi.docids.query_memory import QueryMemory
-from dsi.docids.tree import DocidTree, places_of
+from dsi.docids.tree import DocidTree, padded_places
 from dsi.docids.types import Bools, Ints
 from dsi.docids.words.bm25 import BM25
 from dsi.generator.answers import TopDocuments
 from dsi.generator.dense import DenseScores
-from dsi.generator.fusion import OWN, PRODUCT, fuse
+from dsi.generator.fusion import BUILT_IN, PRODUCT, fuse
 from dsi.generator.objectives import log_prior
 from dsi.search.engine import Engine, Followed, Method, count_documents, nodes_above
 from dsi.search.queries import QueryBatch
@@ -42,9 +42,9 @@ from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import WALK, LevelTrace, SearchResult, Trace
 
 _MOST_PLACES = 100
-"""Of a document, for which the first beam has room; a document with more of them widens it only if too few are found."""
+"""Places of a document for which the first beam has room; those of more places widen it only if too few are found."""
 _ROUNDING = 1e-4
-"""One path may differ by this much between two batches of other shapes, relative to its score and one more."""
+"""A path's score may differ by this much between batches of different shapes, relative to the score plus one."""
 
 
 class Scorer(ABC):
@@ -187,7 +187,7 @@ class PathEngine(Engine):
 
     def reads_generator(self, config: SearchConfig) -> bool:
         """Whether the generator has a part in the scores: another package's fusion may read it at any alpha."""
-        return config.alpha != 0 or config.beta < self.tree.depth or config.fusion not in OWN
+        return config.alpha != 0 or config.beta < self.tree.depth or config.fusion not in BUILT_IN
 
     @property
     def methods(self) -> Mapping[str, Method]:
@@ -196,7 +196,7 @@ class PathEngine(Engine):
 
     def follow(self, batch: QueryBatch, request: SearchRequest, rows: Ints) -> Followed:
         """Return how the paths to documents [batch, n], rows of the document table, are scored; a filter changes no score."""
-        places = places_of(self.tree, rows.ravel()).reshape(*rows.shape, -1)  # [batch, n, places]
+        places = padded_places(self.tree, rows.ravel()).reshape(*rows.shape, -1)  # [batch, n, places]
         shape, places = (*places.shape, -1), places.reshape(len(rows), -1)  # [batch, n * places]
         paths = self.follow_paths(batch, request, torch.from_numpy(places).long().to(self.device))
         generative, dense = (scores.numpy(force=True).reshape(shape) for scores in paths[:2])
@@ -239,7 +239,7 @@ class PathEngine(Engine):
         beam: Beam | None = Beam.root(batch, self.device)
         answers = TopDocuments.empty(batch, k, self.device)
         pruned = torch.full((batch,), -torch.inf, device=self.device)  # best score pruned so far
-        read = torch.zeros(batch, dtype=torch.long, device=self.device)
+        scored = torch.zeros(batch, dtype=torch.long, device=self.device)
         cache = self._start(queries)
         for level in range(self.tree.depth):
             if beam is None or not (beam.score > -torch.inf).any():
@@ -247,12 +247,12 @@ class PathEngine(Engine):
             if cache is not None and level > 0:
                 cache.select(beam.parent)
             candidates = self._expand(beam, level, queries, cache)
-            read += (candidates.nodes >= 0).sum(dim=1)
+            scored += (candidates.nodes >= 0).sum(dim=1)
             answers, beam, lost = self._select(candidates, level, answers, beam_width, reached if bounds else None)
             pruned = torch.maximum(pruned, lost)
             if trace is not None:
                 trace.levels.append(_level_trace(candidates, beam, answers, self.tree.num_inner))
-        return Descent(answers, pruned, read)
+        return Descent(answers, pruned, scored)
 
     @torch.no_grad()
     def follow_paths(self, batch: QueryBatch, request: SearchRequest, positions: Tensor) -> PathScores:
@@ -381,8 +381,8 @@ class PathEngine(Engine):
         width = min(beam_width, max(1, int((score > -torch.inf).sum(dim=1).max())))
         if order.shape[1] > width:
             lost = score.gather(1, order[:, width : width + 1])[:, 0]
-        kept = order[:, :width].sort(dim=1).values  # back to docid order
-        return answers, candidates.take(kept, score), lost
+        survivors = order[:, :width].sort(dim=1).values  # back to docid order
+        return answers, candidates.take(survivors, score), lost
 
 
 class BestPaths(Method):
@@ -406,7 +406,7 @@ class BestPaths(Method):
         while len(rows):
             step = max(1, search.generator.most_nodes // width) if self.proves else len(rows)
             parts = np.split(rows, range(step, len(rows), step))
-            rows = np.concatenate([self._descend(batch, request, result, own, width, levels) for own in parts])
+            rows = np.concatenate([self._descend(batch, request, result, part, width, levels) for part in parts])
             width *= 2
         if search.doc_rows is not None:
             self._score_best_places(batch, request, result)
@@ -451,6 +451,6 @@ def _level_trace(candidates: Beam, beam: Beam | None, answers: TopDocuments, num
     """Return the candidates of a level, and which of them went into the next beam or the answers."""
     # [batch, k + beam_width] nodes in the top k or the next beam
     alive = torch.cat([answers.positions + num_inner, *([] if beam is None else [beam.nodes])], dim=1)
-    kept = (candidates.nodes[:, :, None] == alive[:, None, :]).any(dim=2) & (candidates.nodes >= 0)
-    fields = (candidates.nodes, candidates.score, kept)
+    is_kept = (candidates.nodes[:, :, None] == alive[:, None, :]).any(dim=2) & (candidates.nodes >= 0)
+    fields = (candidates.nodes, candidates.score, is_kept)
     return LevelTrace(*(field.numpy(force=True) for field in fields))

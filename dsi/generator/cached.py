@@ -1,7 +1,7 @@
 """A generator that reads on from cached keys and values in a search: many beams of many queries.
 
 The model reads each query once. The keys and values of the query, and of the root of the docids, are shared by its beams; each
-beam has those of its own digits beside them. The numbers are those of the generator's `forward`. Knows nothing of trees and
+beam has those of its digits beside them. The numbers are those of the generator's `forward`. Knows nothing of trees and
 scores.
 """
 
@@ -18,11 +18,11 @@ from dsi.generator.base import Generator
 
 
 class _SharedLayer(DynamicLayer):
-    """Keys and values of one layer: those that the beams of a query share, and those of each beam's own tokens."""
+    """Keys and values of one layer: those that the beams of a query share, and those of the tokens of each beam."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         self._shared, self._beams = (keys, values), 1  # [batch, heads, length, head_dim]
-        self._own = (keys[:, :, :0], values[:, :, :0])  # [batch * beams, heads, own tokens, head_dim]
+        self._own = (keys[:, :, :0], values[:, :, :0])  # [batch * beams, heads, tokens of the beam, head_dim]
         self.is_initialized = True
 
     @property
@@ -36,8 +36,8 @@ class _SharedLayer(DynamicLayer):
         return self._all(1)
 
     def _all(self, which: int) -> Tensor:
-        shared, own = self._shared[which].repeat_interleave(self._beams, dim=0), self._own[which]
-        return torch.cat([shared, own], dim=2) if own.shape[2] else shared
+        shared, per_beam = self._shared[which].repeat_interleave(self._beams, dim=0), self._own[which]
+        return torch.cat([shared, per_beam], dim=2) if per_beam.shape[2] else shared
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Add a token of each beam, and return the keys and values of all tokens."""
@@ -46,7 +46,7 @@ class _SharedLayer(DynamicLayer):
         return self.keys, self.values
 
     def select(self, rows: Tensor, beams: int) -> None:
-        """Give beams, `beams` of each query, the own tokens of the rows [batch * beams] that they continue."""
+        """Give the beams, `beams` of each query, the tokens of the rows [batch * beams] that they continue."""
         self._own, self._beams = (self._own[0][rows], self._own[1][rows]), beams
 
     def get_seq_length(self) -> int:
@@ -73,8 +73,8 @@ class DecoderCache:
 
     def __post_init__(self) -> None:
         if isinstance(self.past, EncoderDecoderCache):
-            own, cross = _shared(self.past.self_attention_cache), _shared(self.past.cross_attention_cache)
-            self.past, self._layers = EncoderDecoderCache(own, cross), [*own.layers, *cross.layers]
+            itself, cross = _shared(self.past.self_attention_cache), _shared(self.past.cross_attention_cache)
+            self.past, self._layers = EncoderDecoderCache(itself, cross), [*itself.layers, *cross.layers]
         else:
             self.past = _shared(self.past)
             self._layers = self.past.layers

@@ -1,4 +1,4 @@
-"""Dense scores of a tree's nodes for a batch of queries, on a device: the encoder's own scores of clusters and documents.
+"""Dense scores of a tree's nodes for a batch of queries, on a device: the encoder's scores of clusters and documents.
 
 Knows nothing of decoders.
 """
@@ -36,8 +36,8 @@ class DenseScores:
         """[batch, …] dot products of queries [batch, dim] with centroids, or embeddings of documents, of nodes [batch, …]."""
         flat, inner = nodes.flatten(1), self.tree.num_inner  # flat: [batch, n]
         if flat.shape[1] * min(len(queries), _WIDE) >= inner + self.tree.num_places:
-            every = torch.cat([queries @ self.centroids.T, queries @ self.embeddings.T], dim=1)
-            return every.gather(1, flat).view_as(nodes)
+            products = torch.cat([queries @ self.centroids.T, queries @ self.embeddings.T], dim=1)
+            return products.gather(1, flat).view_as(nodes)
         is_inner = flat < inner
         above = self.centroids[flat.clamp(max=inner - 1)]  # [batch, n, dim]
         vectors = torch.where(is_inner[:, :, None], above, self.embeddings[(flat - inner).clamp(min=0)])

@@ -57,9 +57,9 @@ class FamilyTree:
         """
         none = self.num_inner
         nodes = torch.where(parents < 0, none, parents).sort(dim=1).values  # [batch, m]
-        again = torch.zeros_like(nodes, dtype=torch.bool)
-        again[:, 1:] = nodes[:, 1:] == nodes[:, :-1]
-        nodes = nodes.masked_fill(again, none).sort(dim=1).values
+        repeats = torch.zeros_like(nodes, dtype=torch.bool)
+        repeats[:, 1:] = nodes[:, 1:] == nodes[:, :-1]
+        nodes = nodes.masked_fill(repeats, none).sort(dim=1).values
         nodes = nodes[:, : int((nodes < none).sum(dim=1).max())]  # [batch, n]
         missing, nodes = nodes == none, nodes.masked_fill(nodes == none, 0)
         depths, start, end = self._depths[nodes], self._start[nodes], self._end[nodes]

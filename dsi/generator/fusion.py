@@ -34,36 +34,36 @@ def mixture(generator: Tensor, encoder: Tensor, alpha: float) -> Tensor:
 
 
 PRODUCT = "product"
-OWN: dict[str, Fusion] = {PRODUCT: product, "mixture": mixture}
+BUILT_IN: dict[str, Fusion] = {PRODUCT: product, "mixture": mixture}
 """The fusions of the library by name. At alpha 0 they do not read the generator."""
 
 
 def find_fusion(name: str) -> Fusion:
-    """Return the fusion of that name or import path: one of `OWN`, or another's function (generator, encoder, alpha)."""
-    if name in OWN:
-        return OWN[name]
-    found: Fusion | None = load_extension(FUSIONS, name)
-    if found is None:
-        names = ", ".join(extension_names(FUSIONS, list(OWN)))
+    """Return the fusion of that name or import path: one of `BUILT_IN`, or another's function (generator, encoder, alpha)."""
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    fusion: Fusion | None = load_extension(FUSIONS, name)
+    if fusion is None:
+        names = ", ".join(extension_names(FUSIONS, list(BUILT_IN)))
         raise ValueError(f"search.fusion must be one of {names}, or the import path of a function, got {shown(name)}.")
-    if not inspect.isfunction(found) or [*inspect.signature(found).parameters] != ["generator", "encoder", "alpha"]:
+    if not inspect.isfunction(fusion) or [*inspect.signature(fusion).parameters] != ["generator", "encoder", "alpha"]:
         raise ValueError(
             f"The fusion {name!r} must be a function whose parameters are named generator, encoder and alpha, "
-            f"got {shown(found)}."
+            f"got {shown(fusion)}."
         )
-    return found
+    return fusion
 
 
 def fuse(name: str, generator: Tensor, encoder: Tensor, alpha: float) -> Tensor:
     """Return what a fusion makes of log-probabilities [batch, beams, fan_out]; ValueError if those are none."""
-    found: Any = find_fusion(name)(generator, encoder, alpha)
-    if (shape := getattr(found, "shape", None)) != generator.shape:
+    fused: Any = find_fusion(name)(generator, encoder, alpha)
+    if (shape := getattr(fused, "shape", None)) != generator.shape:
         raise ValueError(
             f"The fusion {name!r} must return the shape of its arrays, {list(generator.shape)}, got "
-            f"{shown(found) if shape is None else list(shape)}."
+            f"{shown(fused) if shape is None else list(shape)}."
         )
-    found = torch.as_tensor(found, device=generator.device).float()
-    if not (found <= 1e-6).all():  # which NaN is not
-        wrong = found[~(found <= 1e-6)][0].item()
+    fused = torch.as_tensor(fused, device=generator.device).float()
+    if not (fused <= 1e-6).all():  # which NaN is not
+        wrong = fused[~(fused <= 1e-6)][0].item()
         raise ValueError(f"The fusion {name!r} must return log-probabilities, at most 0, got {wrong:g}.")
-    return found.clamp(max=0.0)
+    return fused.clamp(max=0.0)

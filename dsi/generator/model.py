@@ -94,8 +94,8 @@ class DocidGenerator(TokenGenerator):
         hidden = stack.dropout(self.embed(tokens))  # [batch, n, d_model]
         for attend_nodes, attend_states, feed_forward in (block.layer for block in stack.block):
             hidden = attend_nodes(hidden, position_bias=bias)[0]
-            seen = _attend(attend_states.EncDecAttention, attend_states.layer_norm(hidden), token_states, states_mask)
-            hidden = feed_forward(hidden + attend_states.dropout(seen))
+            means = _attend(attend_states.EncDecAttention, attend_states.layer_norm(hidden), token_states, states_mask)
+            hidden = feed_forward(hidden + attend_states.dropout(means))
         return stack.dropout(stack.final_layer_norm(hidden))  # type: ignore[no-any-return]
 
 

@@ -1,6 +1,6 @@
-"""The base of generators of one's own: a model that scores the children of nodes for a query, whatever it is inside.
+"""The base class of custom generators: a model that scores the children of nodes for a query, whatever it is inside.
 
-One method is to be written, `log_probs`, which training and search both call. Knows no objective and no beam.
+A subclass writes one method, `log_probs`, which training and search both call. Knows no objective and no beam.
 """
 
 from typing import Any, NamedTuple
@@ -34,11 +34,11 @@ class ReadQueries(NamedTuple):
         return (self.states * real).sum(dim=1) / real.sum(dim=1).clamp(min=1)
 
     def select(self, beams: Tensor) -> None:
-        """Do nothing, unlike a cache of digits (`Scorer`): a node says all of the way to it."""
+        """Do nothing, unlike a cache of digits (`Scorer`): a node determines the path to it."""
 
 
 class NodeGenerator(Generator):
-    """A generator of one's own. A subclass makes its weights in `__init__(config)` and scores children in `log_probs`.
+    """A custom generator. A subclass makes its weights in `__init__(config)` and scores children in `log_probs`.
 
     It is trained by the objective, cross-entropy by default, saved with its import path, and searched by the same beam as every
     generator: filters, updates, `explain` and resuming need nothing of it.
@@ -79,21 +79,21 @@ class NodeGenerator(Generator):
         self, token_states: Tensor, states_mask: Tensor, tokens: Tensor, depths: Tensor, sees: Tensor
     ) -> dict[str, Tensor]:
         """Return {"logits": what `log_probs` gives}; see `DocidGenerator.forward`. Tokens are the nodes themselves."""
-        found = self.log_probs(ReadQueries(token_states, states_mask), tokens)
+        log_probs = self.log_probs(ReadQueries(token_states, states_mask), tokens)
         expected = (*tokens.shape, max(self.config.fan_out))
-        if found.shape != expected:
+        if log_probs.shape != expected:
             raise ValueError(
                 f"{type(self).__name__}.log_probs must return [batch, n, largest fan-out] = {list(expected)}, got "
-                f"{list(found.shape)}."
+                f"{list(log_probs.shape)}."
             )
-        return {"logits": found}
+        return {"logits": log_probs}
 
     @torch.no_grad()
     def child_logits(self, tokens: Tensor, level: int, cache: ReadQueries) -> Tensor:
         """Return the logits [batch, beams, fan_out] of the children of nodes [batch, beams]; see `Scorer`."""
         known = tokens.clamp(max=len(self.first_child) - 1)
-        found = self(*cache, tokens=known, depths=known, sees=known)["logits"]
-        return found[..., : self.config.fan_out[level]]
+        logits = self(*cache, tokens=known, depths=known, sees=known)["logits"]
+        return logits[..., : self.config.fan_out[level]]
 
     def child_tokens(self, parents: Tensor, digits: Tensor, level: int) -> Tensor:
         """Return the children [batch, beams, fan_out]; any of them for one that was added after training."""

@@ -132,7 +132,7 @@ def log_prior(score: str, num_children: Tensor, level_size: Tensor) -> Tensor:
 
 def softmax_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the cross-entropy over the last dimension, summed; targets are rescaled to sum to 1, rows without one add 0."""
-    some = (targets > 0).any(dim=-1)
-    share = targets[some] / targets[some].sum(dim=-1, keepdim=True)  # [rows with a positive, classes]
-    log_p = logits[some].log_softmax(dim=-1)
+    has_positive = (targets > 0).any(dim=-1)
+    share = targets[has_positive] / targets[has_positive].sum(dim=-1, keepdim=True)  # [rows with a positive, classes]
+    log_p = logits[has_positive].log_softmax(dim=-1)
     return -(share * log_p.masked_fill(share == 0, 0.0)).sum()

@@ -88,8 +88,8 @@ class GeneratorStage:
         """Return the indexing and retrieval examples, on cached states, or on texts, if those are read in training."""
         parts = self._parts()
         texts = [(part.kind, part.texts) for part in parts]
-        if generator and (own := generator.own_texts(texts)):
-            inputs: Inputs = own
+        if generator and (tokenized := generator.training_texts(texts)):
+            inputs: Inputs = tokenized
         elif self.config.training.train_encoder:
             inputs = Texts(self.encoder.model.preprocess, self.encoder.model.prompts, texts)
         else:
@@ -102,7 +102,7 @@ class GeneratorStage:
     def _places(self, parts: Sequence[Part], inputs: Inputs) -> NDArray[np.integer]:
         """Return the docid position of each text's document; if it has several, the place whose vector is nearest to the text.
 
-        So a piece has its own place, and a query that of the piece which answers it best.
+        So a piece has its place, and a query that of the piece which answers it best.
         """
         rows = np.concatenate([part.rows for part in parts])
         if self.tree.most_places == 1:
@@ -136,14 +136,14 @@ class GeneratorStage:
 
     def _embeddings(self, parts: Sequence[Part]) -> Floats:
         """[texts, dim] the embeddings of all parts; those of whole documents are in the tree."""
-        found = []
+        vectors = []
         for part, folder in zip(parts, self._folders(parts, "queries"), strict=True):
             if part.kind == "document" and self.tree.pieces == 1:
-                found.append(self.tree.embeddings[self.tree.positions])
+                vectors.append(self.tree.embeddings[self.tree.positions])
             else:
-                own = self.documents if part.kind == "document" else folder
-                found.append(encode_blocks(self.encoder, part.texts, part.kind, own, self.folders.processes))
-        return np.concatenate(found)
+                cache = self.documents if part.kind == "document" else folder
+                vectors.append(encode_blocks(self.encoder, part.texts, part.kind, cache, self.folders.processes))
+        return np.concatenate(vectors)
 
     def _states(self, parts: Sequence[Part]) -> StateCache:
         """Return the cached token states of all parts."""
@@ -151,7 +151,7 @@ class GeneratorStage:
         blocks = [
             write_states(self.encoder, part.kind, part.texts, folder, self.folders.processes) for folder, part in named
         ]
-        return StateCache([block for own in blocks for block in own])
+        return StateCache([block for part in blocks for block in part])
 
     def _folders(self, parts: Sequence[Part], what: str) -> list[Path]:
         """Return the folder for what the encoder makes of each part, named by all it depends on; others are removed."""

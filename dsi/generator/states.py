@@ -30,7 +30,7 @@ class StateCache:
         self._first_rows = np.concatenate([[0], np.cumsum([len(part) for part in spans])])
         self._embeddings = [np.load(folder / "embeddings.npy", mmap_mode="r") for folder in folders]
         files = [np.memmap(folder / "states.f16", dtype=np.float16, mode="r") for folder in folders]
-        self._states = [file.reshape(int(own[:, 1].sum()), -1) for file, own in zip(files, spans, strict=True)]
+        self._states = [file.reshape(int(part[:, 1].sum()), -1) for file, part in zip(files, spans, strict=True)]
 
     def __len__(self) -> int:
         return len(self._spans)

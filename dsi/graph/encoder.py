@@ -49,7 +49,7 @@ class GraphEncoder(TextEncoder):
         self.embedding_dim, self.state_dim = int(settings["embedding_dim"]), int(settings["state_dim"])
         self._source = folder, config
         self._session = _session(folder)
-        self._inputs = [own.name for own in self._session.get_inputs()]
+        self._inputs = [entry.name for entry in self._session.get_inputs()]
 
     @classmethod
     def load(cls, folder: Path, config: EncoderConfig) -> "GraphEncoder":
@@ -57,7 +57,7 @@ class GraphEncoder(TextEncoder):
         settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
         try:
             return cls(folder, config, settings)
-        except Exception as error:  # onnxruntime's own have no common base
+        except Exception as error:  # those of onnxruntime have no common base
             raise ValueError(
                 f"{folder / GRAPH} cannot be read ({str(error).splitlines()[0]}); run pip install --upgrade onnxruntime, or "
                 "restore the file."
@@ -70,16 +70,16 @@ class GraphEncoder(TextEncoder):
 
     def run(self, texts: Sequence[str], kind: str) -> Outputs:
         """Return what the model gives for texts, after their prompt, of one pass."""
-        own = [self.prompts[kind] + text for text in texts]
-        encoded = self._tokens(own, self.max_length or LONGEST_INPUT, marks=self.vocabulary.marks)
+        prompted = [self.prompts[kind] + text for text in texts]
+        encoded = self._tokens(prompted, self.max_length or LONGEST_INPUT, marks=self.vocabulary.marks)
         number, side = self._settings["padding"]
-        counts = np.array([len(own) for own in encoded])
+        counts = np.array([*map(len, encoded)])
         places = np.arange(counts.max(initial=1))
         mask = (places[::-1] if side == "left" else places) < counts[:, None]
         ids = np.full(mask.shape, number, dtype=np.int64)
-        ids[mask] = [token for own in encoded for token in own.ids]
-        read = dict(zip(INPUTS, (ids, mask.astype(np.int64), np.zeros_like(ids)), strict=True))
-        states, vectors = self._session.run(None, {name: read[name] for name in self._inputs})
+        ids[mask] = [token for encoding in encoded for token in encoding.ids]
+        inputs = dict(zip(INPUTS, (ids, mask.astype(np.int64), np.zeros_like(ids)), strict=True))
+        states, vectors = self._session.run(None, {name: inputs[name] for name in self._inputs})
         return Outputs(ids, mask, states, vectors)
 
     def check(self) -> None:
@@ -99,14 +99,14 @@ class GraphEncoder(TextEncoder):
         for kind in PLURALS:
             for texts in (*([text] for text in _TRIED), _TRIED[:-1], (_TRIED[0], _TRIED[-1])):
                 ours = self.run(texts, kind)
-                if not ours.mask.any():  # some models make nothing of no token
+                if not ours.mask.any():  # some models give nothing for a text without tokens
                     continue
                 theirs = encoder.run(texts, kind)
                 if not np.array_equal(ours.numbers[ours.mask], theirs.numbers[theirs.mask]):
                     raise ValueError("its tokens are not those that the model reads")
                 pairs = (ours.vectors, theirs.vectors), (ours.states[ours.mask], theirs.states[theirs.mask])
-                for own, other in pairs:
-                    if own.shape != other.shape or np.abs(own - other).max() > close * (1 + np.abs(other).max()):
+                for a, b in pairs:
+                    if a.shape != b.shape or np.abs(a - b).max() > close * (1 + np.abs(b).max()):
                         raise ValueError("its graph gives other numbers than the model")
 
     def for_search(self, dtype: str = "float32") -> "GraphEncoder":

@@ -1,1 +1,1 @@
-"""What an index is worth: rows of `evaluate`, beam widths, where a document was lost."""
+"""Measures and tunes an index: rows of `evaluate`, comparisons of runs, weights, beam widths, and questions without labels."""

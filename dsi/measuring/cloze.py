@@ -31,7 +31,7 @@ _FEWEST_TRIED, _MOST, _SHARE = 150, 300, 10
 _MOST_READ = 3_000
 """Documents in which they are sought, at most."""
 _FEWEST = 30
-"""Sentences from which on they say something."""
+"""Fewest sentences that say something."""
 _PIECES = 100
 """Pieces of a document from which a sentence may come, at most."""
 _WORDS = 3, 60
@@ -72,22 +72,22 @@ def ask(retriever: Retriever, documents: datasets.Dataset, seed: int = 0) -> Que
     holes, first = list(find_holes(index.encoder, documents, lexical.analyzer, seed)), len(lexical.doc_ids)
     if len(holes) < _FEWEST:
         return None
-    asked, rows = [hole.sentence for hole in holes], np.array([hole.row for hole in holes])
+    queries, rows = [hole.sentence for hole in holes], np.array([hole.row for hole in holes])
     # 1) dense
-    encoded = retriever.encode_queries(asked)
+    encoded = retriever.encode_queries(queries)
     pieces, tokens = encoded_pieces(index.tree, index.encoder, [hole.piece for hole in holes])
     pairs = zip(rows.tolist(), encoded.embeddings, pieces, strict=True)
-    dense = np.array([_dense_without(index.tree, *one) for one in pairs], dtype=np.float32)
+    dense = np.array([_dense_without(index.tree, *pair) for pair in pairs], dtype=np.float32)
     # 2) words
     ids = [*lexical.doc_ids, *(f"hole {number}" for number in range(len(holes)))]
-    held = lexical.update([], ids, [f"{hole.title} {hole.text}" for hole in holes])
-    terms = enumerate(held.share_terms(asked), start=first)
-    words = np.array([held.scorer.contributions(own, np.array([row])).sum() for row, own in terms], dtype=np.float32)
-    return Questions(encoded, rows, dense, words, tokens)
+    updated = lexical.update([], ids, [f"{hole.title} {hole.text}" for hole in holes])
+    terms = enumerate(updated.share_terms(queries), start=first)
+    added = [updated.scorer.contributions(query, np.array([row])).sum() for row, query in terms]
+    return Questions(encoded, rows, dense, np.array(added, dtype=np.float32), tokens)
 
 
 def best_scores(retriever: Retriever, questions: Questions) -> BestScores | None:
-    """Return how the best scores of questions are distributed, each over its own document without the sentence and all others.
+    """Return how the best scores of questions are distributed; each is taken out of its document, which counts without it.
 
     None if they are all alike.
     """
@@ -98,19 +98,19 @@ def best_scores(retriever: Retriever, questions: Questions) -> BestScores | None
     result = index.engine.search(questions.encoded, request)
     is_other = (tree.doc_rows[np.maximum(result.positions, 0)] != questions.rows[:, None]) & (result.positions >= 0)
     others = np.where(is_other, result.scores, -np.inf).max(axis=1)
-    # 2) their own
+    # 2) of their documents
     pairs, vectors = np.arange(len(questions.rows)), questions.dense
     if tree.tokens is not None and questions.tokens is not None and config.token_weight:
         places = np.arange(len(pairs), dtype=np.int32)
         codes = replace(tree.tokens, parts=(questions.tokens,), order=places)
-        states = [one.batches[0].word_states(0) for one in questions.encoded.each()]
-        found = codes.late_interaction([*map(codes.project, states)], [*pairs[:, None]])
-        vectors = vectors + config.token_weight * np.concatenate(found)
+        states = [query.batches[0].word_states(0) for query in questions.encoded.each()]
+        late = codes.late_interaction([*map(codes.project, states)], [*pairs[:, None]])
+        vectors = vectors + config.token_weight * np.concatenate(late)
     shares = np.ones(len(pairs), dtype=np.float32)
     for batch in questions.encoded.batches:
         shares[batch.numbers] = 1 if batch.shares_read is None else read_weights(batch.shares_read)
-    own = shares * vectors + config.lexical_weight * questions.words
-    return BestScores.from_scores(np.maximum(own, others), request, len(retriever))
+    scores = shares * vectors + config.lexical_weight * questions.words
+    return BestScores.from_scores(np.maximum(scores, others), request, len(retriever))
 
 
 def renew_best_scores(retriever: Retriever) -> bool:
@@ -142,11 +142,11 @@ def find_holes(encoder: TextEncoder, documents: datasets.Dataset, analyzer: Anal
         title, text = documents[row]["title"], documents[row]["text"]
         (cut,) = encoder.cut([title], [text], _PIECES)
         start, end = rng.choice(cut.spans)
-        counts = {own: len(analyzer.terms(text[slice(*own)])) for own in sentences(text, start, end)}
-        found = [own for own, count in counts.items() if _WORDS[0] <= count <= _WORDS[1]]
-        if not found:
+        counts = {span: len(analyzer.terms(text[slice(*span)])) for span in sentences(text, start, end)}
+        candidates = [span for span, count in counts.items() if _WORDS[0] <= count <= _WORDS[1]]
+        if not candidates:
             continue
-        first, last = rng.choice(found)
+        first, last = rng.choice(candidates)
         if encoder.shares_read([text[first:last]])[0] < LEAST_SHARE:
             continue
         piece, rest = f"{title} {text[start:first]} {text[last:end]}", f"{text[:first]} {text[last:]}"

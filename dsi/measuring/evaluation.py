@@ -58,7 +58,7 @@ ROWS = {
 }
 """{row: what it is}, as tables, results and documentation name the rows; a reranker's row is "+ NAME"."""
 READ, COMPARED, TIME = "vectors read", "late interactions", "ms per query"
-"""What a row's settings say of its cost."""
+"""Names of a row's costs among its settings."""
 _SIGNIFICANT = 0.05
 """The p below which rows differ, and the standard deviations of a mean that it corresponds to."""
 _POINTS, _CUSTOMARY = 5, 50
@@ -158,11 +158,11 @@ class Evaluation:
         if self.is_of_learned or UNTAUGHT not in {row.name for row in self.rows}:
             return ""
         first = self.measures[0]
-        own, without = (self.row(name).values[first] for name in (self.index, UNTAUGHT))
+        values, without = (self.row(name).values[first] for name in (self.index, UNTAUGHT))
         lines = [f"What earlier queries add ({first}, with 95 % intervals):"]
         for is_taught, held in ((True, "some"), (False, "none")):
-            if ids := [query_id for query_id in own if (query_id in self.taught) is is_taught]:
-                lines.append(f"  Documents of {counted(len(ids), 'query')} have {held}: {_added(own, without, ids)}")
+            if ids := [query_id for query_id in values if (query_id in self.taught) is is_taught]:
+                lines.append(f"  Documents of {counted(len(ids), 'query')} have {held}: {_added(values, without, ids)}")
         return "\n".join(lines)
 
     def save(self, path: str | Path, **more: Any) -> None:
@@ -172,25 +172,25 @@ class Evaluation:
 
     def _found(self) -> str:
         """Return what the index finds, in a sentence that fits the measures, with 95 % intervals."""
-        own = self.row(self.index).values
-        found = {name: f"{100 * mean(own[name]):.1f}{within([*own[name].values()], 1)}" for name in self.measures}
-        if "Hit@1" in found and "Hit@10" in found:
+        values = self.row(self.index).values
+        means = {name: f"{100 * mean(values[name]):.1f}{within([*values[name].values()], 1)}" for name in self.measures}
+        if "Hit@1" in means and "Hit@10" in means:
             return (
-                f"The index finds the document of {found['Hit@1']} % of the queries at rank 1, of {found['Hit@10']} % in the "
+                f"The index finds the document of {means['Hit@1']} % of the queries at rank 1, of {means['Hit@10']} % in the "
                 "top ten (with 95 % intervals)."
             )
-        return f"The index has {', '.join(f'{name} {value}' for name, value in found.items())} (with 95 % intervals)."
+        return f"The index has {', '.join(f'{name} {value}' for name, value in means.items())} (with 95 % intervals)."
 
     def _advice(self, name: str, measure_name: str) -> str:
         """Return how many queries more may tell two rows apart: some at first, then what `_POINTS` need; "" if none."""
-        own, other = (self.row(row).values[measure_name] for row in (self.index, name))
-        deviation = 100 * pstdev(own[query_id] - other[query_id] for query_id in own)
-        needed = _CUSTOMARY if len(own) < _CUSTOMARY else ceil((NORMAL * deviation / _POINTS) ** 2)
-        if needed <= len(own):
+        index, other = (self.row(row).values[measure_name] for row in (self.index, name))
+        deviation = 100 * pstdev(index[query_id] - other[query_id] for query_id in index)
+        needed = _CUSTOMARY if len(index) < _CUSTOMARY else ceil((NORMAL * deviation / _POINTS) ** 2)
+        if needed <= len(index):
             return ""
         return (
-            f"Too few queries to tell them apart: judge {needed - len(own):,} more. `dsi evaluate --show 20` prints those that "
-            "failed worst."
+            f"Too few queries to tell them apart: judge {needed - len(index):,} more. `dsi evaluate --show 20` prints those "
+            "that failed worst."
         )
 
     def _mean(self, name: str, measure_name: str) -> float:
@@ -219,10 +219,10 @@ def _verdict(difference: float, p: float) -> str:
     return f"the index is {abs(difference):.1f} points {'ahead' if difference > 0 else 'behind'} ({shown})"
 
 
-def _added(own: Mapping[str, float], without: Mapping[str, float], query_ids: Sequence[str]) -> str:
+def _added(values: Mapping[str, float], without: Mapping[str, float], query_ids: Sequence[str]) -> str:
     """Return the mean of some queries, and the difference to the same without, with its interval."""
-    differences = [own[query_id] - without[query_id] for query_id in query_ids]
-    return f"{100 * mean(own, query_ids):.1f} ({100 * fmean(differences):+.2f}{within(differences, 2)})"
+    differences = [values[query_id] - without[query_id] for query_id in query_ids]
+    return f"{100 * mean(values, query_ids):.1f} ({100 * fmean(differences):+.2f}{within(differences, 2)})"
 
 
 def evaluate(
@@ -306,7 +306,7 @@ def _about(index: Retriever, collection: Collection, split: str, splits: Splits)
 def _checked(
     retriever: Retriever, collection: Collection, split: str, depth: int | None, options: Mapping[str, Any]
 ) -> Retriever:
-    """Return the index that is measured, which searches with some settings; raises what `evaluate` is refused for."""
+    """Return the index to measure, which searches with some options; raises whatever `evaluate` is refused for."""
     check_collection("evaluate", collection)
     if not isinstance(retriever, Retriever):
         raise TypeError(f"evaluate() measures a retriever, got {retriever!r}; dsi.load(FOLDER) loads one.")
@@ -324,8 +324,8 @@ def _checked(
             "relevant documents 1 or more."
         )
     compare_documents(collection, retriever.snapshot.documents.rows)
-    if others := sorted(split_options(options)[1]):
-        raise TypeError(f"evaluate() has no option {shown(others[0])}{meant(others[0], SETTINGS)}")
+    if unknown := sorted(split_options(options)[1]):
+        raise TypeError(f"evaluate() has no option {shown(unknown[0])}{meant(unknown[0], SETTINGS)}")
     index = copy(retriever)
     index.search_config = retriever.snapshot.request("evaluate", ANSWERS, options).config
     return index
@@ -362,22 +362,22 @@ def _searches(systems: IndexRuns, split: str, depth: int) -> dict[str, Search]:
         DENSE: lambda _: (systems.run_dense(split, deep), {}),
         RRF: lambda runs: (reciprocal_rank_fusion([runs[BM25], runs[DENSE]]), {"k": 60}),
     }
-    own = index.snapshot
-    if own.lexical:
-        searches[f"{DENSE} + {own.lexical.name}"] = hybrid
-    if own.engine.has_generator:
+    snapshot = index.snapshot
+    if snapshot.lexical:
+        searches[f"{DENSE} + {snapshot.lexical.name}"] = hybrid
+    if snapshot.engine.has_generator:
         searches[DECODER] = partial(search, generator_only(index))
-    if index.search_config.memory_weight and len(own.memory):
+    if index.search_config.memory_weight and len(snapshot.memory):
         searches[UNTAUGHT] = partial(search, {"memory_weight": 0.0})
     for name in (EXACT, GENERATE) if index.search_config.method == EXACT else (GENERATE, EXACT):
         searches[name] = partial(search, {"method": name})
     return searches
 
 
-def _with_cost(found: CostedRun) -> tuple[Run, dict[str, Any]]:
-    compared = {COMPARED: round(found.compared)} if found.config.token_weight else {}
-    cost = {READ: round(found.read), **compared, TIME: round(found.milliseconds, 3)}
-    return found.run, {**dataclasses.asdict(found.config), **cost}
+def _with_cost(costed: CostedRun) -> tuple[Run, dict[str, Any]]:
+    compared = {COMPARED: round(costed.compared)} if costed.config.token_weight else {}
+    cost = {READ: round(costed.read), **compared, TIME: round(costed.milliseconds, 3)}
+    return costed.run, {**dataclasses.asdict(costed.config), **cost}
 
 
 def _rerankings(systems: IndexRuns, split: str, rerankers: Mapping[str, Sequence[Any]], k: int) -> dict[str, Search]:
@@ -386,10 +386,10 @@ def _rerankings(systems: IndexRuns, split: str, rerankers: Mapping[str, Sequence
 
     @cache
     def first_hits() -> tuple[list[str], list[Hits]]:
-        encoded, own = systems.encode(split, collection.query_texts(split)), copy(index)
-        if not own.snapshot.documents.has_texts:
-            own.update(texts=collection.documents)
-        return encoded.query_ids, own.search(encoded, k + most_identical(collection.identical))
+        encoded, copied = systems.encode(split, collection.query_texts(split)), copy(index)
+        if not copied.snapshot.documents.has_texts:
+            copied.update(texts=collection.documents)
+        return encoded.query_ids, copied.search(encoded, k + most_identical(collection.identical))
 
     def search(models: Sequence[Any], runs: Mapping[str, Run]) -> tuple[Run, dict[str, Any]]:
         from dsi.rerankers import rerank
@@ -399,8 +399,8 @@ def _rerankings(systems: IndexRuns, split: str, rerankers: Mapping[str, Sequence
         for model in models:
             hits = rerank(hits, model)
         pairs = zip(query_ids, hits, strict=True)
-        whole = {query_id: {hit.doc_id: hit.score for hit in own} for query_id, own in pairs}
-        run = without_identical(whole, collection.identical, k)
+        reranked = {query_id: {hit.doc_id: hit.score for hit in answer} for query_id, answer in pairs}
+        run = without_identical(reranked, collection.identical, k)
         milliseconds = round(1000 * (time.perf_counter() - started) / max(len(run), 1), 2)
         return _followed_by(run, runs[index.search_config.method]), {"rerank depth": k, TIME: milliseconds}
 
@@ -408,32 +408,32 @@ def _rerankings(systems: IndexRuns, split: str, rerankers: Mapping[str, Sequence
 
 
 def _followed_by(run: Run, other: Mapping[str, Mapping[str, float]]) -> Run:
-    """Return a run with what only the other has below its own answers, in the other's order."""
+    """Return a run in which documents that only the other run has follow each query's answers, in that run's order."""
     joined: Run = {}
-    for query_id, own in run.items():
-        least = min(own.values(), default=0.0)
-        more = [doc_id for doc_id in other.get(query_id, {}) if doc_id not in own]
-        joined[query_id] = {**own, **{doc_id: least - place for place, doc_id in enumerate(more, start=1)}}
+    for query_id, scores in run.items():
+        least = min(scores.values(), default=0.0)
+        more = [doc_id for doc_id in other.get(query_id, {}) if doc_id not in scores]
+        joined[query_id] = {**scores, **{doc_id: least - place for place, doc_id in enumerate(more, start=1)}}
     return joined
 
 
 def missed_table(run: Run, collection: Collection, split: str, documents: DocumentTable, count: int) -> str:
     """Return queries whose first answer is not relevant, those whose relevant document is lowest first, as Markdown."""
-    found = []
+    missed = []
     for query_id, judged in collection.qrels[split].items():
         ranked = ranking(run.get(query_id, {}))
         relevant = [doc_id for doc_id, grade in judged.items() if grade > 0]
         ranks = [(ranked.index(doc_id) + 1 if doc_id in ranked else len(ranked) + 1, doc_id) for doc_id in relevant]
         if ranks and min(ranks)[0] > 1:
-            found.append((*min(ranks), query_id, ranked))
-    found.sort(key=lambda own: -own[0])  # of equals, in their order
+            missed.append((*min(ranks), query_id, ranked))
+    missed.sort(key=lambda entry: -entry[0])  # of equals, in their order
     rows = []
-    for rank, doc_id, query_id, ranked in found[:count]:
-        labels = [_label(documents, own) for own in (doc_id, *ranked[:1])]
+    for rank, doc_id, query_id, ranked in missed[:count]:
+        labels = [_label(documents, shown_id) for shown_id in (doc_id, *ranked[:1])]
         shown_rank = str(rank) if rank <= len(ranked) else f"below {len(ranked)}"
         rows.append([_cell(collection.queries[query_id]), labels[0], shown_rank, *(labels[1:] or ["none"])])
     head = (
-        f"The first answer to {len(found)} of {len(collection.qrels[split])} queries is not relevant; the worst first:"
+        f"The first answer to {len(missed)} of {len(collection.qrels[split])} queries is not relevant; the worst first:"
     )
     return f"{head}\n\n{markdown_table(['query', 'its document', 'rank', 'first answer'], rows)}"
 

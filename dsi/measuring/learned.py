@@ -15,20 +15,20 @@ from dsi.store.retriever import Retriever
 
 
 def known_queries(retriever: Retriever, queries: Mapping[str, str]) -> frozenset[str]:
-    """Return the query_ids of queries whose answers depend on their having been learned: none where that has no weight."""
+    """Return the query_ids of learned queries whose answers depend on that: none where memory has no weight."""
     return learned_queries(retriever, queries) if retriever.search_config.memory_weight else frozenset()
 
 
 def learned_queries(retriever: Retriever, queries: Mapping[str, str]) -> frozenset[str]:
     """Return the query_ids of those of {query_id: text} that an index has learned, in whatever case, spaces or composition."""
     index = retriever.snapshot
-    asked = {query_id: query for query_id, query in queries.items() if query.strip()}
-    if not (asked and len(index.memory)):
+    texts = {query_id: query for query_id, query in queries.items() if query.strip()}
+    if not (texts and len(index.memory)):
         return frozenset()
     vectors = None
     if index.memory.is_published:  # its hashes have another key
-        vectors = retriever.encode_queries(asked).cleaned()[0].embeddings
-    return frozenset(compress(asked, index.memory.knows(list(asked.values()), vectors)))
+        vectors = retriever.encode_queries(texts).cleaned()[0].embeddings
+    return frozenset(compress(texts, index.memory.knows(list(texts.values()), vectors)))
 
 
 def taught_queries(retriever: Retriever, qrels: Qrels) -> frozenset[str]:
@@ -54,10 +54,10 @@ def without_learned(retriever: Retriever, collection: Collection, split: str) ->
     If no other query has a relevant document, they stay, and all count as learned.
     """
     learned, qrels = known_queries(retriever, collection.query_texts(split)), collection.qrels[split]
-    others = with_only(collection, split, qrels.keys() - learned)
-    if learned and not relevant_documents(others.qrels[split].values()):
+    unlearned = with_only(collection, split, qrels.keys() - learned)
+    if learned and not relevant_documents(unlearned.qrels[split].values()):
         return collection, len(qrels)
-    return others, len(learned)
+    return unlearned, len(learned)
 
 
 def learned_line(count: int, total: int, split: str, by: str = "the index") -> str:

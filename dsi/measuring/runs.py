@@ -96,7 +96,7 @@ class CostedRun(NamedTuple):
 
 
 class IndexRuns:
-    """An index searched with any settings, and the dense search of its own encoder.
+    """An index searched with any settings, and the dense search of its encoder.
 
     `processes` share the searching; each gets the whole run.
     """
@@ -154,7 +154,7 @@ class IndexRuns:
     def tune_hybrid(self, *, on_dev: bool = True) -> dict[str, Any]:
         """Return the settings of dense + BM25, for `search` by `DenseAndWords`, with the weight of words that is best on dev.
 
-        Without dev queries, or where these are measured, it is the index's own, or what we recommend if that is 0.
+        Without dev queries, or where these are measured, it is the weight of the index, or what we recommend if that is 0.
         """
         index, qrels = self.retriever.snapshot, self.collection.qrels["dev"] if on_dev else {}
         changes: dict[str, Any] = {"method": "exact", "token_weight": 0.0}

@@ -69,7 +69,7 @@ class Tuning:
     Attributes:
         best: the settings of `[search]` that were chosen.
         tried: what was compared by searching, with its value: {"beam_width": …} with the share of the exact top ten
-            that was found, other settings with RR@10.
+            that it finds, other settings with RR@10.
     """
 
     best: dict[str, Any]
@@ -119,8 +119,8 @@ def tune(retriever: Retriever, collection: Collection) -> Tuning:
     # 4) all else, where there are enough queries
     if len(queries) >= FEWEST_QUERIES:
         identical = collection.identical if qrels else None
-        own = choose(retriever, retriever.encode_queries(queries), qrels, config, identical=identical)
-        tuning = Tuning({**best, **own.best}, own.tried)
+        chosen = choose(retriever, retriever.encode_queries(queries), qrels, config, identical=identical)
+        tuning = Tuning({**best, **chosen.best}, chosen.tried)
     retriever.search_config = dataclasses.replace(config, **tuning.best)
     # 5) how high the best scores of such weights are
     questions = None if index.engine.has_generator else ask(retriever, collection.documents)
@@ -149,7 +149,7 @@ def _by_spread(index: Snapshot) -> dict[str, float]:
         return {}
     spread = index.encoder.spread
     share = spread / _USUAL_SPREAD if _LEAST_SPREAD <= spread < _USUAL_SPREAD else 1.0
-    return {"lexical_weight": round(LEXICAL_WEIGHT * share**0.5, 3)}  # half of the way: words lie as they did
+    return {"lexical_weight": round(LEXICAL_WEIGHT * share**0.5, 3)}  # the root: half of the way to the share
 
 
 def choose(
@@ -195,10 +195,10 @@ def choose_weights(
     weights = {weight: getattr(config, weight) if name else 0.0 for weight, name in parts.items()}
     if count_answered(qrels) < FEWEST_QUERIES:
         return weights
-    there = {weight: name for weight, name in parts.items() if name}
-    scores = _score_parts(index, encoded, config, there)
+    present = {weight: name for weight, name in parts.items() if name}
+    scores = _score_parts(index, encoded, config, present)
     dense, *others = (without_identical(run, identical or {}) for run in scores)
-    runs = dict(zip(there, others, strict=True))
+    runs = dict(zip(present, others, strict=True))
     if "memory_weight" in runs and (tested := _tested(runs["memory_weight"], qrels)) < FEWEST_TESTED:
         del runs["memory_weight"]
         logger.warning(
@@ -211,8 +211,8 @@ def choose_weights(
 
 def _tested(run: Run, qrels: Qrels) -> int:
     """Return how many judged queries have a candidate that a part of the score speaks for."""
-    asked = (query_id for query_id, judged in qrels.items() if max(judged.values(), default=0) > 0)
-    return sum(any(score > 0 for score in run.get(query_id, {}).values()) for query_id in asked)
+    query_ids = (query_id for query_id, judged in qrels.items() if max(judged.values(), default=0) > 0)
+    return sum(any(score > 0 for score in run.get(query_id, {}).values()) for query_id in query_ids)
 
 
 def _weighted_parts(index: Snapshot, *, lexical: bool, tokens: bool) -> dict[str, str]:
@@ -259,8 +259,8 @@ def _choose_beam(
 
     exact, tried = search(method="exact"), list[tuple[dict[str, Any], float]]()
     for beam_width in BEAMS:
-        found = search(method="generate", beam_width=beam_width)
-        tried.append(({"beam_width": beam_width}, agreement(found, exact)))
+        result = search(method="generate", beam_width=beam_width)
+        tried.append(({"beam_width": beam_width}, agreement(result, exact)))
         if tried[-1][1] >= _AGREE:
             break
     return beam_width, tried
@@ -268,10 +268,10 @@ def _choose_beam(
 
 def agreement(result: SearchResult, exact: SearchResult) -> float:
     """Return the share of the documents of one result that another one has, averaged over queries."""
-    there = exact.positions >= 0
+    valid = exact.positions >= 0
     pairs = zip(exact.positions, result.positions, strict=True)
-    both = np.stack([np.isin(own, found) for own, found in pairs]) & there  # [queries, k]
-    return float((both.sum(axis=1) / np.maximum(there.sum(axis=1), 1)).mean())
+    both = np.stack([np.isin(expected, found) for expected, found in pairs]) & valid  # [queries, k]
+    return float((both.sum(axis=1) / np.maximum(valid.sum(axis=1), 1)).mean())
 
 
 # With a generator.

@@ -34,7 +34,7 @@ _HASHED = 16_384
 """Documents in memory at a time while they are hashed."""
 
 _MANY_PIECES = 5_000
-"""From which on a line says what fewer would take: some ten minutes on two cores."""
+"""From this many on, a line says how long fewer would take: these take some ten minutes on two cores."""
 
 
 class DocumentVectors:
@@ -55,8 +55,8 @@ class DocumentVectors:
             _check_given(given, len(collection.documents), encoder)
         self._tokens = config.has_token_vectors
         tokens = [config.tokens.dim, config.tokens.bits] if self._tokens else []
-        own = [] if given is None else [array_digest(given)]
-        made_from = [encoder.fingerprint, dataclasses.asdict(encoder.config), config.docids.most_pieces, tokens, *own]
+        sums = [] if given is None else [array_digest(given)]
+        made_from = [encoder.fingerprint, dataclasses.asdict(encoder.config), config.docids.most_pieces, tokens, *sums]
         self.folder = states / f"documents-{digest([*made_from, documents_digest(collection.documents)])[:16]}"
 
     @cached_property
@@ -140,7 +140,7 @@ def pieces_line(counts: Ints) -> str:
     if pieces < _MANY_PIECES or pieces < 2 * len(counts):
         return line
     fewer = [(most, int(np.minimum(counts, most).sum())) for most in (4, 1)]
-    shown = [f"--pieces {most} embeds {own:,} ({own / pieces:.0%} of the time)" for most, own in fewer if own < pieces]
+    shown = [f"--pieces {most} embeds {few:,} ({few / pieces:.0%} of the time)" for most, few in fewer if few < pieces]
     return f"{line}; fewer of each are faster, and find less in long texts: {', '.join(shown)}"
 
 
@@ -153,10 +153,10 @@ def documents_digest(documents: datasets.Dataset) -> str:
     return contents.hexdigest()
 
 
-def remove_others(states: Path, kind: str, kept: Sequence[Path]) -> None:
+def remove_others(states: Path, kind: str, keep: Sequence[Path]) -> None:
     """Remove the folders of a kind ("documents", "queries", …) that are not kept: of other texts, or another encoder."""
     for folder in states.glob(f"{kind}-*"):
-        if folder not in kept:
+        if folder not in keep:
             shutil.rmtree(folder)
 
 
@@ -179,5 +179,5 @@ def _examples_of_split(
     def score(texts: Sequence[str], queries: NDArray[np.float32]) -> NDArray[np.float32]:
         return queries @ embeddings.T + LEXICAL_WEIGHT * words.shares(texts)[:, rows]
 
-    judged = JudgedQueries.from_pairs(collection.pairs(split), collection.queries, encoder, collection.own_rows)
+    judged = JudgedQueries.from_pairs(collection.pairs(split), collection.queries, encoder, collection.identical_rows)
     return query_examples(encoder, judged, embeddings, rows, score, rng)

@@ -63,8 +63,8 @@ def index(
         ValueError: as `Collection.from_records` and `train`; or a setting out of range.
     """
     settings = {"lexical.language": language, "docids.pieces": pieces}
-    given = {name: value for name, value in settings.items() if value is not None}
-    chosen = run_config(Path(), config or Config()).without_training().with_changes(given)
+    changes = {name: value for name, value in settings.items() if value is not None}
+    chosen = run_config(Path(), config or Config()).without_training().with_changes(changes)
     collection = _read_source(source)
     if embeddings is not None:
         chosen = _for_vectors(chosen, collection)
@@ -88,27 +88,27 @@ def _for_vectors(config: Config, collection: Collection) -> Config:
         )
     if config.has_token_vectors:
         write_line("With embeddings of your own, documents have no token vectors, so late interaction takes no part.")
-    own = config.with_changes({"docids.pieces": 1, "tokens.bits": 0})
+    changed = config.with_changes({"docids.pieces": 1, "tokens.bits": 0})
     if collection.qrels["dev"]:
-        return own
-    return own.with_changes({"dev_queries": 0})  # sentences of the documents, encoded, would have other scores
+        return changed
+    return changed.with_changes({"dev_queries": 0})  # sentences of the documents, encoded, would have other scores
 
 
 def _temporary(make: Callable[[Path], Retriever]) -> Retriever:
     """Return an index in a folder that is deleted with it; it shares the encoder with the temporary index before it."""
     place = Path(_temporary_folder().name)
-    folder, last = place / uuid4().hex, place / "encoder"
+    folder, shared = place / uuid4().hex, place / "encoder"
     folder.mkdir()
     with _LINKING:
-        if last.exists():
-            link_files(last, folder / "encoder")
+        if shared.exists():
+            link_files(shared, folder / "encoder")
     try:
         retriever = make(folder)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     weakref.finalize(retriever, shutil.rmtree, folder, ignore_errors=True)
-    with _LINKING, replace_folder(last) as new:
+    with _LINKING, replace_folder(shared) as new:
         link_files(folder / "encoder", new)
     return retriever
 
@@ -135,5 +135,5 @@ def read_embeddings(path: Path) -> NDArray[Any]:
 
 @cache
 def _temporary_folder() -> TemporaryDirectory[str]:
-    """Return the folder of this process's indexes without a folder of their own; deleted when Python ends."""
+    """Return the temporary folder of this process, for indexes without an output folder; deleted when Python ends."""
     return TemporaryDirectory(prefix="dsi-")

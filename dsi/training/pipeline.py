@@ -133,8 +133,8 @@ class TrainingRun:
         keep_few_kernels()
         with self._writing() as missing:
             if missing and self.processes.is_main:
-                documents, asked = len(self.collection.documents), len(self.collection.query_texts("train"))
-                amount = f"{counted(documents, 'document')}, {counted(asked, 'train query')}"
+                documents, queries = len(self.collection.documents), len(self.collection.query_texts("train"))
+                amount = f"{counted(documents, 'document')}, {counted(queries, 'train query')}"
                 write_line(f"{amount}: {', '.join(missing)}")
             self._run_stages()
             self._tune()
@@ -146,7 +146,7 @@ class TrainingRun:
 
     @contextmanager
     def _writing(self) -> Iterator[list[str]]:
-        """Let nobody else write to the folder of the run; yields the stages that have to run, after all checks.
+        """Keep others from writing to the folder of the run; yields the stages that have to run, after all checks.
 
         All processes raise what the first one is refused for. In the end `config.toml` holds the settings of this run.
         """
@@ -211,7 +211,7 @@ class TrainingRun:
     # Stages.
 
     def _run_stages(self, last: str = "memory") -> None:
-        """Run the stages of the configuration, in order; a part of the index that it has none of is removed."""
+        """Run the stages of the configuration, in order; parts of the index that it does not have are removed."""
         names = [*STAGES]
         for name in names[: names.index(last) + 1]:
             if name in self.keys:
@@ -241,7 +241,7 @@ class TrainingRun:
         return self._stages.work(stage, self.keys[stage])
 
     def _output(self, stage: str) -> AbstractContextManager[Path]:
-        """Return what gives the folder that the first process writes a stage's output into."""
+        """Return a context that gives the folder into which the first process writes a stage's output."""
         return self._stages.writing(stage, self.keys[stage])
 
     def _drop(self, part: str) -> None:
@@ -255,14 +255,14 @@ class TrainingRun:
             return
         with extension_room():
             from dsi.pseudo_queries import generate_queries
-        made = self._work("pseudo_queries") / "queries.jsonl"
+        written = self._work("pseudo_queries") / "queries.jsonl"
         held_out = [*self.collection.query_texts("dev").values(), *self.collection.query_texts("test").values()]
         generate_queries(
-            self.collection.documents, self.config.pseudo_queries, made,
+            self.collection.documents, self.config.pseudo_queries, written,
             held_out=held_out, seed=self.config.seed, device=self.device,
         )  # fmt: skip
         with self._output("pseudo_queries") as folder:
-            shutil.copy(made, folder / "queries.jsonl")
+            shutil.copy(written, folder / "queries.jsonl")
 
     def _make_encoder(self) -> None:
         """Pre-train the encoder by contrast; with loss "none" it is kept as it is."""
@@ -278,17 +278,17 @@ class TrainingRun:
     def _contrastive_rows(self, encoder: Encoder) -> datasets.Dataset:
         queries, count, negatives = train_queries(self.collection, encoder), self.config.contrastive.negatives, None
         if self.config.contrastive.texts == "all":
-            rows, made = self.pseudo_queries()
-            for row, text in zip(rows.tolist(), encoder.query_texts(list(made)), strict=True):
+            rows, generated = self.pseudo_queries()
+            for row, text in zip(rows.tolist(), encoder.query_texts(list(generated)), strict=True):
                 queries.setdefault(row, []).append(text)
             negatives = drawn_documents(queries, len(self.collection.documents), count, self.config.seed)
         elif count:
             texts, language = self.collection.full_texts(), self.config.lexical.language
             words = BM25(self.collection.documents["doc_id"], texts, language=language)
-            own, judged = self.collection.own_rows, self.collection.judged_negatives()
-            own = dict(zip(encoder.query_texts(list(own)), own.values(), strict=True))
+            identical, judged = self.collection.identical_rows, self.collection.judged_negatives()
+            identical = dict(zip(encoder.query_texts(list(identical)), identical.values(), strict=True))
             given = dict(zip(encoder.query_texts(list(judged)), judged.values(), strict=True))
-            negatives = hard_negatives(words, queries, count, own=own, given=given, seed=self.config.seed)
+            negatives = hard_negatives(words, queries, count, identical=identical, given=given, seed=self.config.seed)
         return contrastive_rows(DocumentTexts(encoder, self.collection.documents), queries, negatives)
 
     def _make_docids(self) -> None:
@@ -398,8 +398,8 @@ class TrainingRun:
     def _has_idle_queries(self) -> bool:
         """True if the index holds train queries that a tuning has given no weight."""
         config = self.config
-        kept = config.memory.train_queries and not config.generator.exists and self.collection.pairs("train")
-        tuned = kept and is_tuned(self.folder)
+        learned = config.memory.train_queries and not config.generator.exists and self.collection.pairs("train")
+        tuned = learned and is_tuned(self.folder)
         return bool(tuned) and search_config(read_record(self.folder / "manifest.json")).memory_weight == 0
 
     # Outputs of earlier stages.

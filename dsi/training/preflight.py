@@ -1,6 +1,6 @@
 """What a training can be refused for before it starts: settings that do not fit, or an index that it would destroy.
 
-Each check raises what a later stage would raise, when an encoder had been trained in vain. Trains nothing.
+Each check raises what a later stage would raise, after an encoder had been trained in vain. Trains nothing.
 """
 
 import logging
@@ -30,7 +30,7 @@ from dsi.store.folder.writing import check_no_updates, generation_of
 from dsi.training.docids_stage import load_tokenizer
 
 _GIVEN_ENCODER = "given_encoder"
-"""Folder of a run for an encoder that came loaded."""
+"""Folder of a run for an encoder that was passed as a loaded model."""
 logger = logging.getLogger(__name__)
 
 _NO_FOLDERS = ("none", EXTRACTIVE)
@@ -59,7 +59,7 @@ def _models(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def model_sums(config: Config, settings: Sequence[str]) -> list[str]:
-    """Return a digest of each local model that some settings or sections name: it may become another under its name."""
+    """Return a digest of each local model that some settings or sections name: its files may change under the same name."""
     names = [name for setting, name in _models(config) if setting in settings or setting.partition(".")[0] in settings]
     folders = [Path(name) for name in names if name not in _NO_FOLDERS and Path(name).is_dir()]
     return [_model_sum(folder, file_stamp(folder)) for folder in folders]
@@ -164,7 +164,7 @@ def check_encoder(config: Config, encoder: Encoder) -> None:
 
 
 def check_storable(name: str, model: Encoder, processes: Processes) -> None:
-    """Raise ValueError if an index may not hold a model, as one with code of its own: it is written on trial."""
+    """Raise ValueError if an index may not hold a model, such as one with custom code: it is written on trial."""
     problem = ""
     if processes.is_main:
         with TemporaryDirectory(prefix="dsi-") as folder:
@@ -178,12 +178,12 @@ def check_storable(name: str, model: Encoder, processes: Processes) -> None:
 
 def with_hooks(folder: Path, name: str | Path | Config | None, hooks: Mapping[str, Any]) -> Config:
     """Return the configuration of a training, which names the functions and classes that it is given."""
-    given = {hook: import_path(own, hook) for hook, own in hooks.items() if own is not None}
-    needs_generator = given.keys() - {"docids"} and not (folder / "config.toml").exists()
+    paths = {hook: import_path(value, hook) for hook, value in hooks.items() if value is not None}
+    needs_generator = paths.keys() - {"docids"} and not (folder / "config.toml").exists()
     config = run_config(folder, "digits" if name is None and needs_generator else name)
-    for hook, path in given.items():
+    for hook, path in paths.items():
         config = config.with_changes(_CHANGES[hook](path))
-    if not config.generator.exists and (unused := given.keys() - {"docids"}):
+    if not config.generator.exists and (unused := paths.keys() - {"docids"}):
         raise ValueError(
             f'{min(unused)} is a part of a generator, and this configuration has none; give config="digits", or leave it out.'
         )

@@ -76,12 +76,12 @@ def enabled_stages(config: Config) -> list[str]:
 
 def needed_stages(stage: str, config: Config) -> list[str]:
     """Return the earlier stages whose output a stage of a run reads."""
-    enabled, read = enabled_stages(config), STAGES[stage].stages
+    enabled, needed = enabled_stages(config), STAGES[stage].stages
     if stage == "encoder" and config.contrastive.loss != "none" and config.contrastive.texts == "all":
-        read = ("pseudo_queries", *read)
+        needed = ("pseudo_queries", *needed)
     if stage == "memory" and not config.training.train_encoder:  # then the generator has no encoder of its own
-        read = ("encoder", "lexical")
-    return [name for name in read if name in enabled]
+        needed = ("encoder", "lexical")
+    return [name for name in needed if name in enabled]
 
 
 def setting_values(stage: str, config: Config) -> list[Any]:
@@ -115,7 +115,7 @@ class StageFolders:
     def stage(self, name: str, key: str, needs: Sequence[str] = ()) -> Iterator[bool]:
         """Yield True if the stage has to run, False if it is up to date; all processes leave together."""
         self._started[name] = started = time.perf_counter()
-        self._needed[name] = self.processes.first({own: self.output_digest(own) for own in needs})
+        self._needed[name] = self.processes.first({need: self.output_digest(need) for need in needs})
         has_to_run = self.processes.first(self.processes.is_main and not self.find(name, key, self._needed[name]))
         if not has_to_run:
             logger.info("%s: up to date", name)

@@ -23,7 +23,7 @@ from dsi.docids.clustering import DocidsConfig, assemble, build_tree
 from dsi.docids.schemes import SCHEMES, Docids, SchemeInput, find_scheme, make_docids, scheme_names
 from dsi.docids.schemes.file import read_docids, write_docids
 from dsi.docids.schemes.lloyd import train_kmeans
-from dsi.docids.tree import DocidTree, places_of
+from dsi.docids.tree import DocidTree, padded_places
 from dsi.docids.updating import add_documents, remove_documents
 from dsi.store.retriever import load
 from dsi.training.docids_stage import load_tokenizer
@@ -251,7 +251,7 @@ def test_paths_are_integers_of_any_width(kind):
     docids = Docids(np.array([[0, 7], [3, 0], [3, 1]], dtype=kind), np.array([0, 0, 1], dtype=kind))
     np.testing.assert_array_equal(docids.paths, expected)
     tree = assemble(docids, embeddings_of(2))
-    assert places_of(tree, np.arange(2)).tolist() == [[0, 1], [2, 2]]
+    assert padded_places(tree, np.arange(2)).tolist() == [[0, 1], [2, 2]]
 
 
 @pytest.mark.parametrize("bad", [np.ones((3000, 3)), np.ones((3000, 3), dtype=object), np.ones((2, 2, 2), dtype=int)])

@@ -118,7 +118,7 @@ def test_the_query_itself_is_no_negative(encoder):
     texts = ["neon gas", "neon sign", "argon gas", "neon lamp gas"]
     words, queries = BM25(list("abcd"), texts), {1: ["neon gas"]}
     assert 0 in hard_negatives(words, queries, 3)["neon gas"]
-    assert sorted(hard_negatives(words, queries, 3, own={"neon gas": {0}})["neon gas"]) == [2, 3]
+    assert sorted(hard_negatives(words, queries, 3, identical={"neon gas": {0}})["neon gas"]) == [2, 3]
     embeddings = encoder.encode(texts, "document")
     judged = JudgedQueries.from_pairs([("q", 1)], {"q": "neon gas"}, encoder, {"neon gas": {0}})
     rng, rows = np.random.default_rng(0), np.arange(4)

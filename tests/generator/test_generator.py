@@ -15,7 +15,7 @@ from dsi.contrastive.blocks import DocumentTexts
 from dsi.contrastive.encoder import Encoder
 from dsi.docids.data.collection import Collection
 from dsi.docids.files.processes import ALONE
-from dsi.docids.tree import DocidTree, places_of
+from dsi.docids.tree import DocidTree, padded_places
 from dsi.generator.examples import DocidExamples, LengthBucketSampler, Texts
 from dsi.generator.families import FamilyTree
 from dsi.generator.kinds import create_generator, load_generator
@@ -335,7 +335,7 @@ def test_every_piece_is_trained_with_its_own_place_and_every_query_with_the_near
     assert tree.doc_rows[of_queries].tolist() == [row for _, row in pairs]
     vectors = examples.inputs.embeddings[len(pieces) :]
     own = np.einsum("nd,nd->n", tree.embeddings[of_queries], vectors)
-    places = tree.embeddings[places_of(tree, np.array([row for _, row in pairs]))]
+    places = tree.embeddings[padded_places(tree, np.array([row for _, row in pairs]))]
     np.testing.assert_allclose(own, np.einsum("npd,nd->np", places, vectors).max(axis=1), atol=1e-6)
 
 

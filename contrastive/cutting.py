@@ -28,6 +28,10 @@ class DocumentCut(NamedTuple):
     title_end: int  # characters of the title before each piece
     is_whole: bool = True  # whether title and text are read to their ends
 
+    def texts(self, title: str, text: str) -> list[str]:
+        """Return the pieces, each after the title."""
+        return [piece_text(title, text, span, self.title_end) for span in self.spans]
+
 
 class Lengths(NamedTuple):
     """Tokens of a text that is read whole, and of a piece; and the pieces of a document, at most."""

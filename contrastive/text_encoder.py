@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 
 from dsi.contrastive.config import LONGEST_INPUT, LONGEST_PROMPT, EncoderConfig
-from dsi.contrastive.cutting import MORE, DocumentCut, Lengths, cut_documents, has_words, head_of, piece_text
+from dsi.contrastive.cutting import MORE, DocumentCut, Lengths, cut_documents, has_words, head_of
 from dsi.contrastive.model_files import TEXTS
 from dsi.contrastive.readable import shares_read
 from dsi.docids.files.progress import Bar
@@ -148,10 +148,8 @@ class TextEncoder(ABC):
 
     def piece_texts(self, titles: Sequence[str], texts: Sequence[str], pieces: int) -> list[list[str]]:
         """Return the pieces of each document as `cut` finds them, each after the title."""
-        return [
-            [piece_text(title, text, span, cut.title_end) for span in cut.spans]
-            for title, text, cut in zip(titles, texts, self.cut(titles, texts, pieces), strict=True)
-        ]
+        cuts = self.cut(titles, texts, pieces)
+        return [cut.texts(*of) for *of, cut in zip(titles, texts, cuts, strict=True)]
 
     def cut(self, titles: Sequence[str], texts: Sequence[str], pieces: int) -> list[DocumentCut]:
         """Return where each document is cut into pieces that the encoder reads to their ends, at most `pieces` of them.

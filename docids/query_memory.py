@@ -82,7 +82,7 @@ class Spread(NamedTuple):
         return cls(float(np.clip(cosine, 0, _HIGHEST)), float(np.linalg.norm(vectors, axis=1).mean()))
 
 
-class Share(NamedTuple):
+class NearestEarlier(NamedTuple):
     """The documents that users took for the nearest earlier queries of a query."""
 
     rows: Rows  # [n] of the documents, ascending
@@ -93,7 +93,7 @@ class Share(NamedTuple):
     means: Floats  # [taken] mean cosine of the earlier queries of each document that has some; see `QueryMemory.taken`
 
 
-class Taken(NamedTuple):
+class ActivePairs(NamedTuple):
     """The documents with pairs that take part."""
 
     rows: Rows  # [taken] ascending
@@ -289,7 +289,7 @@ class QueryMemory:
 
     # Remembering.
 
-    def shares(self, queries: Floats, spread: Spread) -> Iterator[Share]:
+    def shares(self, queries: Floats, spread: Spread) -> Iterator[NearestEarlier]:
         """Yield for each query [batch, dim] the documents that have a share of it."""
         numbers_of, counts, totals = self.taken.numbers, self.taken.counts, self.taken.totals
         for places, cosines, every in self._nearest(queries):
@@ -301,15 +301,17 @@ class QueryMemory:
             belongs = np.minimum(1, _SLOPE * belongs)
             means = np.bincount(numbers_of, counts * every, len(totals)) / totals
             floats = [values.astype(np.float32) for values in (shares, belongs, means)]
-            yield Share(rows.astype(np.int64), floats[0], floats[1], float(cosines.max()), floats[2])
+            yield NearestEarlier(rows.astype(np.int64), floats[0], floats[1], float(cosines.max()), floats[2])
 
     @cached_property
-    def taken(self) -> Taken:
+    def taken(self) -> ActivePairs:
         """The documents with pairs that take part."""
         active = slice(None) if self._active is None else self._active
         rows, numbers = np.unique(self._rows[active], return_inverse=True)
         counts = np.log2(1 + self._counts[active]).astype(np.float32)
-        return Taken(rows.astype(np.int64), numbers, counts, np.bincount(numbers, counts, len(rows)).astype(np.float32))
+        return ActivePairs(
+            rows.astype(np.int64), numbers, counts, np.bincount(numbers, counts, len(rows)).astype(np.float32)
+        )
 
     def term_counts(self, terms: Sequence[str], rows: Rows) -> Floats:
         """[terms, n] how many earlier queries of documents [n] have each of some terms, weighed as in `shares`."""

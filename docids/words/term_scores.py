@@ -75,7 +75,7 @@ class Terms(NamedTuple):
     best: float = 1.0  # score of a document with all terms of the query, at most; words that no document has count too
 
 
-class TopDocuments(NamedTuple):
+class TopByWords(NamedTuple):
     """Roughly the top documents of a query, and a bound of all others."""
 
     rows: Rows  # [n] of the document table, ascending
@@ -160,7 +160,7 @@ class TermScorer:
             line[at] = factor * (self.weigh(values + more[at], subset) - self.weigh(values, subset))
         return gains
 
-    def top(self, terms: Terms, count: int, allowed: Bools | None = None, others: Rows = _NO_ROWS) -> TopDocuments:
+    def top(self, terms: Terms, count: int, allowed: Bools | None = None, others: Rows = _NO_ROWS) -> TopByWords:
         """Return roughly the top `count` documents, and the scores of `others`.
 
         Of long lists only the highest weights are read. A document's score is at most the sum of the weights that were read of
@@ -176,14 +176,14 @@ class TermScorer:
                 top, bound = highest_positive(scores, count)
                 top.sort()
                 other_scores = self.contributions(terms, others).sum(axis=0)
-                return TopDocuments(rows[top], scores[top], bound * _ROUNDING, other_scores)
+                return TopByWords(rows[top], scores[top], bound * _ROUNDING, other_scores)
             budget = int(budget * len(allowed) / num_allowed)
         scan = _scan(list(self._read(terms, budget)), allowed, others)
         top, bound = highest_positive(scan.bounds, count)
         top.sort()
         rows, bound = scan.rows[top], max(scan.rest, bound) * _ROUNDING
         scores = self._complete(scan.sums[top], rows, scan.unfinished)
-        return TopDocuments(rows, scores, bound, self._complete(scan.others, others, scan.unfinished))
+        return TopByWords(rows, scores, bound, self._complete(scan.others, others, scan.unfinished))
 
     def _complete(self, sums: Floats, rows: Rows, unfinished: Sequence[tuple[_Reading, Rows]]) -> Floats:
         """Turn the sums [n] of documents in some rows into their scores, by looking up what was not read."""

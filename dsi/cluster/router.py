@@ -17,7 +17,7 @@ import numpy as np
 
 from dsi.cluster.backends import Closes
 from dsi.cluster.fleet import Fleet
-from dsi.cluster.shards import Question, Share, shard_edges
+from dsi.cluster.shards import Question, ShardDocuments, shard_edges
 from dsi.docids.files.reading import read_while_unchanged
 from dsi.docids.files.storage import content_fingerprint
 from dsi.docids.query_memory import QueryMemory
@@ -65,7 +65,7 @@ class ShardedIndex(VectorEngine):
         super().__init__(tree, lexical, memory)
         self.fleet, self.state, self.on_partial = fleet, state, on_partial
         self.edges = shard_edges(tree, len(fleet.replicas))
-        self.shares = [Share.from_tree(tree, *edge) for edge in zip(self.edges, self.edges[1:], strict=False)]
+        self.shares = [ShardDocuments.from_tree(tree, *edge) for edge in zip(self.edges, self.edges[1:], strict=False)]
 
     def with_content(self, tree: DocidTree, lexical: BM25 | None, memory: QueryMemory) -> VectorEngine:  # type: ignore[override]
         """Return an engine of one process over updated documents, to be written: shards hold the index on disk."""

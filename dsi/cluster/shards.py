@@ -62,14 +62,14 @@ def shard_edges(tree: DocidTree, shards: int) -> Ints:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Share:
+class ShardDocuments:
     """The documents of a shard: those with a place in its range. All of their places belong to it, wherever they are."""
 
     positions: Rows  # [m] docid positions, ascending
     rows: Rows  # [n] rows of the document table, ascending
 
     @classmethod
-    def from_tree(cls, tree: DocidTree, start: int, end: int) -> "Share":
+    def from_tree(cls, tree: DocidTree, start: int, end: int) -> "ShardDocuments":
         """Return the documents with a place from position `start` to `end`."""
         doc_rows = tree.doc_rows[start:end]
         rows = np.unique(doc_rows[doc_rows >= 0]).astype(np.int64)
@@ -167,7 +167,7 @@ class ShardIndex:
         if docids / "tokens.safetensors" in files:
             tree = dataclasses.replace(tree, tokens=TokenVectors.load(docids / "tokens.safetensors", tree.num_places))
         edges = shard_edges(tree, shards)
-        self.share = Share.from_tree(tree, int(edges[number]), int(edges[number + 1]))
+        self.share = ShardDocuments.from_tree(tree, int(edges[number]), int(edges[number + 1]))
         self.tree = self.share.cut(tree)
         self.listed = None if tree.codes is None else ListedDocuments(self.tree, tree)
         self._scorer = None

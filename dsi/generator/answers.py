@@ -8,19 +8,19 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class TopDocuments:
+class BestDocuments:
     """The top k documents so far, [batch, k], best first; a document with several places has its best one."""
 
     positions: Tensor
     scores: Tensor
 
     @classmethod
-    def empty(cls, batch: int, k: int, device: torch.device) -> "TopDocuments":
+    def empty(cls, batch: int, k: int, device: torch.device) -> "BestDocuments":
         """Return no documents yet."""
         nothing = torch.full((batch, k), -torch.inf, device=device)
         return cls(torch.full((batch, k), -1, device=device), nothing)
 
-    def merge(self, positions: Tensor, scores: Tensor, doc_rows: Tensor | None = None) -> "TopDocuments":
+    def merge(self, positions: Tensor, scores: Tensor, doc_rows: Tensor | None = None) -> "BestDocuments":
         """Return the best of these documents and others [batch, n]; ties break in docid order.
 
         `doc_rows`: [places] the document at each position, if some documents have several places.
@@ -32,7 +32,7 @@ class TopDocuments:
             best = _best_first(positions, scores)
         best = best[:, : self.scores.shape[1]]
         scores = scores.gather(1, best)
-        return TopDocuments(positions.gather(1, best).masked_fill(scores == -torch.inf, -1), scores)
+        return BestDocuments(positions.gather(1, best).masked_fill(scores == -torch.inf, -1), scores)
 
 
 def _best_first(positions: Tensor, scores: Tensor) -> Tensor:

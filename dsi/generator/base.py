@@ -28,6 +28,7 @@ FIXED = {"is_decoder": True, "is_encoder_decoder": False, "use_cache": False}
 class Generator(T5PreTrainedModel, Scorer):
     """A model that scores the nodes of one docid tree for a query.
 
+    Whatever is inside, transformers saves and loads it as a T5 model, whose decoder most generators have.
     Its config is a `T5Config` with additional entries: `docid_tokens`, the kind of its tokens; `fan_out`, the number of digits
     per level; `docids_fingerprint`, the tree it was trained for; `objective`, the name of its training objective, whose `score`
     and `training_beam` search reads here.

@@ -32,7 +32,7 @@ from dsi.docids.query_memory import QueryMemory
 from dsi.docids.tree import DocidTree, padded_places
 from dsi.docids.types import Bools, Ints
 from dsi.docids.words.bm25 import BM25
-from dsi.generator.answers import TopDocuments
+from dsi.generator.answers import BestDocuments
 from dsi.generator.dense import DenseScores
 from dsi.generator.fusion import BUILT_IN, PRODUCT, fuse
 from dsi.generator.objectives import log_prior
@@ -119,7 +119,7 @@ class PathScores(NamedTuple):
 class Descent(NamedTuple):
     """The outcome of a descent through the levels."""
 
-    answers: TopDocuments
+    answers: BestDocuments
     pruned: Tensor  # [batch] the best score of a node that was pruned; -inf if none was
     read: Tensor  # [batch] how many nodes were scored
 
@@ -237,7 +237,7 @@ class PathEngine(Engine):
         """
         batch, bounds = len(queries.batch.texts), self.score != "node"
         beam: Beam | None = Beam.root(batch, self.device)
-        answers = TopDocuments.empty(batch, k, self.device)
+        answers = BestDocuments.empty(batch, k, self.device)
         pruned = torch.full((batch,), -torch.inf, device=self.device)  # best score pruned so far
         scored = torch.zeros(batch, dtype=torch.long, device=self.device)
         cache = self._start(queries)
@@ -357,8 +357,8 @@ class PathEngine(Engine):
         return logits.masked_fill(~valid, 0.0), adds_up
 
     def _select(
-        self, candidates: Beam, level: int, answers: TopDocuments, beam_width: int, reached: Tensor | None
-    ) -> tuple[TopDocuments, Beam | None, Tensor]:
+        self, candidates: Beam, level: int, answers: BestDocuments, beam_width: int, reached: Tensor | None
+    ) -> tuple[BestDocuments, Beam | None, Tensor]:
         """Return the updated top k, the next beam (None after the last level), and the best score pruned [batch].
 
         If scores are bounds, nodes that cannot beat the k-th document are dropped.
@@ -447,7 +447,7 @@ class BestPaths(Method):
         result.positions[rows] = np.take_along_axis(places, order, axis=1)
 
 
-def _level_trace(candidates: Beam, beam: Beam | None, answers: TopDocuments, num_inner: int) -> LevelTrace:
+def _level_trace(candidates: Beam, beam: Beam | None, answers: BestDocuments, num_inner: int) -> LevelTrace:
     """Return the candidates of a level, and which of them went into the next beam or the answers."""
     # [batch, k + beam_width] nodes in the top k or the next beam
     alive = torch.cat([answers.positions + num_inner, *([] if beam is None else [beam.nodes])], dim=1)

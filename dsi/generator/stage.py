@@ -35,12 +35,12 @@ from dsi.training.stages import StageFolders
 
 logger = logging.getLogger(__name__)
 
-Inputs = StateCache | Texts
+TrainingInputs = StateCache | Texts
 """What a generator is trained on."""
 
 
 @dataclass(frozen=True)
-class Part:
+class TextsOfKind:
     """Texts of one kind: how the encoder reads them, a value that tells them from others, document rows, texts."""
 
     kind: str
@@ -89,7 +89,7 @@ class GeneratorStage:
         parts = self._parts()
         texts = [(part.kind, part.texts) for part in parts]
         if generator and (tokenized := generator.training_texts(texts)):
-            inputs: Inputs = tokenized
+            inputs: TrainingInputs = tokenized
         elif self.config.training.train_encoder:
             inputs = Texts(self.encoder.model.preprocess, self.encoder.model.prompts, texts)
         else:
@@ -99,7 +99,7 @@ class GeneratorStage:
         relevant = group_relevant(texts, positions) if objective.all_relevant else {}
         return DocidExamples(inputs, positions, self.tree, relevant)
 
-    def _places(self, parts: Sequence[Part], inputs: Inputs) -> NDArray[np.integer]:
+    def _places(self, parts: Sequence[TextsOfKind], inputs: TrainingInputs) -> NDArray[np.integer]:
         """Return the docid position of each text's document; if it has several, the place whose vector is nearest to the text.
 
         So a piece has its place, and a query that of the piece which answers it best.
@@ -110,16 +110,18 @@ class GeneratorStage:
         encoded = inputs.embeddings if isinstance(inputs, StateCache) else self._embeddings(parts)
         return nearest_places(self.tree, rows, encoded)
 
-    def _parts(self) -> list[Part]:
+    def _parts(self) -> list[TextsOfKind]:
         """Return the texts of indexing and retrieval examples, by kind."""
         config, encoder, parts = self.config.training, self.encoder, []
         if config.documents:
             parts.append(self._documents())
         pairs = self.collection.pairs("train")
         texts = [self.collection.queries[query_id] for query_id, _ in pairs]
-        parts.append(Part("query", texts, np.array([row for _, row in pairs], dtype=int), encoder.query_texts(texts)))
+        parts.append(
+            TextsOfKind("query", texts, np.array([row for _, row in pairs], dtype=int), encoder.query_texts(texts))
+        )
         rows, generated, key = self.pseudo_queries
-        parts.append(Part("query", [key], rows, MadeTexts(generated, encoder.query_texts)))
+        parts.append(TextsOfKind("query", [key], rows, MadeTexts(generated, encoder.query_texts)))
         parts = [part for part in parts if len(part.rows)]
         if not parts:
             raise ValueError(
@@ -128,13 +130,13 @@ class GeneratorStage:
             )
         return parts
 
-    def _documents(self) -> Part:
+    def _documents(self) -> TextsOfKind:
         """Return the texts of the documents, or of their pieces."""
         pieces = DocumentTexts(self.encoder, self.collection.documents, self.tree.pieces)
         origin = [documents_digest(self.collection.documents), self.tree.pieces]
-        return Part("document", origin, pieces.rows, pieces)
+        return TextsOfKind("document", origin, pieces.rows, pieces)
 
-    def _embeddings(self, parts: Sequence[Part]) -> Floats:
+    def _embeddings(self, parts: Sequence[TextsOfKind]) -> Floats:
         """[texts, dim] the embeddings of all parts; those of whole documents are in the tree."""
         vectors = []
         for part, folder in zip(parts, self._folders(parts, "queries"), strict=True):
@@ -145,7 +147,7 @@ class GeneratorStage:
                 vectors.append(encode_blocks(self.encoder, part.texts, part.kind, cache, self.folders.processes))
         return np.concatenate(vectors)
 
-    def _states(self, parts: Sequence[Part]) -> StateCache:
+    def _states(self, parts: Sequence[TextsOfKind]) -> StateCache:
         """Return the cached token states of all parts."""
         named = zip(self._folders(parts, "states"), parts, strict=True)
         blocks = [
@@ -153,7 +155,7 @@ class GeneratorStage:
         ]
         return StateCache([block for part in blocks for block in part])
 
-    def _folders(self, parts: Sequence[Part], what: str) -> list[Path]:
+    def _folders(self, parts: Sequence[TextsOfKind], what: str) -> list[Path]:
         """Return the folder for what the encoder makes of each part, named by all it depends on; others are removed."""
         made_from = [self.encoder.fingerprint, asdict(self.encoder.config)]
         folders = [

@@ -1,6 +1,6 @@
 """What searches an index: methods that return the best documents of encoded queries.
 
-There are two engines: that of `dsi.search.vector_search`, and for an index with a `Generator` that of `dsi.generator.beam`.
+There are two engines: that of `dsi.search.vector_search`, and with a generator that of `dsi.generator.beam`.
 Knows nothing of how they score.
 """
 
@@ -247,7 +247,7 @@ def restricted(request: SearchRequest, tree: DocidTree, documents: Bools) -> Sea
     return replace(request, allowed=allowed if request.allowed is None else request.allowed & allowed)
 
 
-class Generator(Protocol):
+class IndexGenerator(Protocol):
     """A generator of docids, as an index holds it; `dsi.generator` has them."""
 
     def engine(

@@ -32,7 +32,7 @@ Shown: TypeAlias = tuple[tuple[int, int] | None, tuple[Piece, ...]]
 """The ends of the best piece of a text, None if it is one piece, and the pieces that are shown."""
 
 
-class Found(NamedTuple):
+class ScoredText(NamedTuple):
     """An answer: the docid position of a piece, the text, None if the index keeps none, and the document's score."""
 
     position: int
@@ -77,7 +77,7 @@ class ScoredPiece(NamedTuple):
 
 
 def shown_pieces(
-    tree: DocidTree, lexical: BM25 | None, batch: QueryBatch, request: SearchRequest, found: Sequence[Found]
+    tree: DocidTree, lexical: BM25 | None, batch: QueryBatch, request: SearchRequest, found: Sequence[ScoredText]
 ) -> list[Shown]:
     """Return what each answer of a query shows of its text: the best piece, and if the request asks for several, those too."""
     several = request.passages > 1
@@ -93,7 +93,9 @@ def shown_pieces(
     return shown
 
 
-def scored_pieces(scores: DocumentScores, words: Words, found: Sequence[Found], count: int) -> list[list[ScoredPiece]]:
+def scored_pieces(
+    scores: DocumentScores, words: Words, found: Sequence[ScoredText], count: int
+) -> list[list[ScoredPiece]]:
     """Return the best pieces, `count` at most, of each document that the one query of `scores` found, best first."""
     tree, candidates = scores.tree, list[tuple[Ints, Ints, Floats]]()
     places, counts = tree.places_of(tree.doc_rows[[hit.position for hit in found]])
@@ -116,7 +118,7 @@ def scored_pieces(scores: DocumentScores, words: Words, found: Sequence[Found], 
     return ranked
 
 
-def _apart(pieces: Sequence[ScoredPiece], hit: Found, count: int) -> tuple[Piece, ...]:
+def _apart(pieces: Sequence[ScoredPiece], hit: ScoredText, count: int) -> tuple[Piece, ...]:
     """Return the best `count` pieces, in their order in the text; what two of them share belongs to the better one."""
     apart = list[Piece]()
     for score, start, end, _ in pieces:

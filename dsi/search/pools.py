@@ -83,7 +83,7 @@ _NOTHING = _Walked(_NO_NODES, _NO_SCORES, np.inf, 0)
 
 
 class Sources(ABC):
-    """Scores documents, some or all, for a batch of queries."""
+    """Finds the documents that are scored for a batch of queries, in this process or in several, and returns their scores."""
 
     @abstractmethod
     def outright(self, queries: Sequence[int], documents: Ints) -> list[Pool]:

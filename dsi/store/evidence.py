@@ -17,7 +17,7 @@ from dsi.docids.files.checks import plain
 from dsi.docids.types import Bools, Floats, Ints
 from dsi.docids.words.sentences import joined_sentences
 from dsi.search.hits import Evidence, Hits, Passage
-from dsi.search.passages import Found, ScoredPiece, Words, scored_pieces
+from dsi.search.passages import ScoredPiece, ScoredText, Words, scored_pieces
 from dsi.search.queries import encoded_query
 from dsi.search.request import SearchOptions
 from dsi.search.scores import DocumentScores
@@ -61,7 +61,7 @@ def evidence(index: Snapshot, question: str, tokens: int, k: int, options: Searc
     (hits,) = index.hits_of(result)
     scores = DocumentScores.from_request(tree, lexical, encoded.batches[0], request)
     words = Words(lexical, request.config.lexical_weight, encoded.texts[0])
-    found = [Found(at, hit.text, hit.score) for at, hit in zip(result.positions[0].tolist(), hits, strict=False)]
+    found = [ScoredText(at, hit.text, hit.score) for at, hit in zip(result.positions[0].tolist(), hits, strict=False)]
     ranked = sorted(_sentences(index.encoder, scores, words, hits, found, tokens), key=lambda one: (-one.score, one))
     chosen = _chosen(index, hits, ranked, tokens)
     passages, count = _within_budget(index.encoder, hits, chosen, tokens)
@@ -69,7 +69,7 @@ def evidence(index: Snapshot, question: str, tokens: int, k: int, options: Searc
 
 
 def _sentences(
-    encoder: TextEncoder, scores: DocumentScores, words: Words, hits: Hits, found: Sequence[Found], tokens: int
+    encoder: TextEncoder, scores: DocumentScores, words: Words, hits: Hits, found: Sequence[ScoredText], tokens: int
 ) -> list[_Sentence]:
     """Return the sentences of the best pieces of documents; one that several pieces have counts by the best of them."""
     documents = scored_pieces(scores, words, found, _OF_A_DOCUMENT) if found else []

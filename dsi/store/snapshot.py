@@ -13,10 +13,10 @@ from dsi.docids.query_memory import QueryMemory
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import BM25
 from dsi.search.best_scores import BestScores
-from dsi.search.engine import Engine, Followed, Generator, restricted
+from dsi.search.engine import Engine, Followed, IndexGenerator, restricted
 from dsi.search.explain.why import AnsweredQuery
 from dsi.search.hits import Document, Hit, Hits
-from dsi.search.passages import Found
+from dsi.search.passages import ScoredText
 from dsi.search.queries import EncodedQueries, Queries, encoded_queries
 from dsi.search.request import SearchConfig, SearchOptions, SearchRequest, given_options, request_of_each, split_options
 from dsi.search.results import SearchResult
@@ -44,7 +44,7 @@ class Snapshot:
     """
 
     encoder: TextEncoder
-    generator: Generator | None
+    generator: IndexGenerator | None
     search_config: SearchConfig
     configured: SearchConfig
     documents: DocumentTable
@@ -55,7 +55,7 @@ class Snapshot:
 
     @classmethod
     def from_parts(
-        cls, encoder: TextEncoder, generator: Generator | None, content: Content, search_config: SearchConfig,
+        cls, encoder: TextEncoder, generator: IndexGenerator | None, content: Content, search_config: SearchConfig,
         configured: SearchConfig | None = None, dtype: str = "float32",
     ) -> Self:  # fmt: skip
         """Join the parts of an index; `configured` is `search_config` by default.
@@ -183,7 +183,7 @@ class Snapshot:
         hits, k, scores = [], positions.shape[1], result.scores.tolist()
         for row, (count, exact) in enumerate(zip(result.counts.tolist(), result.exact.tolist(), strict=True)):
             flat, search, at = slice(row * k, row * k + k), searches[row] if searches else None, positions[row, :count]
-            found = [*map(Found, at.tolist(), texts[row], scores[row])]
+            found = [*map(ScoredText, at.tolist(), texts[row], scores[row])]
             has_pieces = found and search and (tree.spans is not None or search.request.passages > 1)
             shown = search.passages(found) if search and has_pieces else [(span, ()) for span in tree.spans_at(at)]
             columns = scores[row], doc_ids[row], titles[row], docids[flat], texts[row], metadata[flat]

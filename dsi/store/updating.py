@@ -15,7 +15,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dsi.contrastive.blocks import warn_cut, warn_unread
-from dsi.contrastive.cutting import piece_text
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.contrastive.tokens import TokenHead
 from dsi.docids.data.locations import FILE, PLACE, SOURCE, base_of
@@ -112,20 +111,16 @@ def _with_new(
     # 2) the pieces of the new documents, encoded
     cuts = encoder.cut(titles, texts, content.tree.pieces)
     warn_cut(sum(not cut.is_whole for cut in cuts), len(cuts), content.tree.pieces, encoder)
-    pieces = [
-        piece_text(title, text, span, cut.title_end)
-        for title, text, cut in zip(titles, texts, cuts, strict=True)
-        for span in cut.spans
-    ]
+    pieces = [piece for *of, cut in zip(titles, texts, cuts, strict=True) for piece in cut.texts(*of)]
     full_texts = [f"{title} {text}" for title, text in zip(titles, texts, strict=True)]
     warn_unread(full_texts, encoder)
     embeddings, tokens = encoded_pieces(content.tree, encoder, pieces)
     places = np.repeat(np.arange(len(cuts)), [len(cut.spans) for cut in cuts])
     spans = np.array([span for cut in cuts for span in cut.spans], dtype=np.int32)
-    own_spans = spans if content.tree.spans is not None or len(pieces) > len(records) else None
+    kept_spans = spans if content.tree.spans is not None or len(pieces) > len(records) else None
     # 3) the other parts
     tree = remove_documents(content.tree, np.array(gone)) if gone else content.tree
-    tree = without_traces(add_documents(tree, embeddings, places, tokens, own_spans))
+    tree = without_traces(add_documents(tree, embeddings, places, tokens, kept_spans))
     lexical = content.lexical.update(gone, Column(table["doc_id"]), full_texts) if content.lexical else None
     best = content.best_scores and content.best_scores.after(len(gone) + len(records))
     return Content(tree, table, lexical, _moved(content, gone, again), best)

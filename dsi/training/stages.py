@@ -41,7 +41,7 @@ _LONG = 5.0
 """Seconds of work after which memory is freed before the next stage."""
 
 
-class Inputs(NamedTuple):
+class StageInputs(NamedTuple):
     """What the output of a stage is made from, beside the collection and local folders of models."""
 
     settings: tuple[str, ...]  # of the configuration; a section stands for all of its settings
@@ -50,16 +50,16 @@ class Inputs(NamedTuple):
 
 
 STAGES = {
-    "pseudo_queries": Inputs(("seed", "pseudo_queries")),
-    "encoder": Inputs(("seed", "bf16", "encoder", "contrastive", "lexical.language")),  # BM25 finds hard negatives
-    "docids": Inputs(
+    "pseudo_queries": StageInputs(("seed", "pseudo_queries")),
+    "encoder": StageInputs(("seed", "bf16", "encoder", "contrastive", "lexical.language")),  # BM25 finds hard negatives
+    "docids": StageInputs(
         ("seed", "docids", "vectors", "tokens", "docid_tokenizer", "text_megabytes", "lexical.language"),
         ("encoder",),
         is_versioned=True,
     ),
-    "lexical": Inputs(("lexical",), is_versioned=True),
-    "generator": Inputs(("seed", "bf16", "generator", "training"), ("docids", "pseudo_queries")),
-    "memory": Inputs(("memory",), ("encoder", "lexical", "generator"), is_versioned=True),
+    "lexical": StageInputs(("lexical",), is_versioned=True),
+    "generator": StageInputs(("seed", "bf16", "generator", "training"), ("docids", "pseudo_queries")),
+    "memory": StageInputs(("memory",), ("encoder", "lexical", "generator"), is_versioned=True),
 }
 """{stage: its inputs}; embeddings depend on the encoder and the texts alone (see `dsi.training.embedding`)."""
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dsi.docids.words import term_scores
 from dsi.docids.words.bm25 import BM25
 from dsi.docids.words.postings import Postings
-from dsi.docids.words.term_scores import Damping, Terms, TermScorer, TopDocuments
+from dsi.docids.words.term_scores import Damping, Terms, TermScorer, TopByWords
 
 
 @pytest.fixture(autouse=True)
@@ -60,11 +60,11 @@ def test_lists_are_the_rows_of_a_matrix(seed, terms, documents):
         assert not Postings(lists.starts[::-1], lists.documents, lists.values, documents).is_sound()
 
 
-def best_of(bm25: BM25, query: str, count: int) -> TopDocuments:
+def best_of(bm25: BM25, query: str, count: int) -> TopByWords:
     return bm25.scorer.top(*bm25.query_terms([query]), count)
 
 
-def check(found: TopDocuments, scores: np.ndarray, count: int, allowed: np.ndarray) -> None:
+def check(found: TopByWords, scores: np.ndarray, count: int, allowed: np.ndarray) -> None:
     """One query's candidates against all its scores."""
     rows, own, rest, *_ = found
     assert len(rows) <= count

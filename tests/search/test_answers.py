@@ -18,7 +18,7 @@ from dsi.docids.words.analyzer import Analyzer
 from dsi.docids.words.sentences import sentences
 from dsi.search.engine import Engine
 from dsi.search.hits import Piece
-from dsi.search.passages import Found, ScoredPiece, _apart
+from dsi.search.passages import ScoredPiece, ScoredText, _apart
 from tests.support.small import MINIPEDIA
 from tests.support.small_index import small_index
 
@@ -339,7 +339,7 @@ def test_pieces_that_share_characters_leave_them_to_the_better_one():
         ends = [sorted(chance.sample(range(61), 2)) for _ in range(chance.randrange(1, 7))]
         pieces = [ScoredPiece(-float(number), *own, number) for number, own in enumerate(ends)]
         count = chance.randrange(1, 6)
-        shown = _apart(pieces, Found(0, text, 3.0), count)
+        shown = _apart(pieces, ScoredText(0, text, 3.0), count)
         assert len(shown) <= count
         assert all(one.end <= other.start for one, other in itertools.pairwise(shown))
         for start, end, score in shown:
@@ -347,7 +347,7 @@ def test_pieces_that_share_characters_leave_them_to_the_better_one():
             assert ends[number][0] <= start < end <= ends[number][1]
             assert any(map(str.isalnum, text[start:end]))
         assert {*shown} <= {
-            *_apart(pieces, Found(0, text, 3.0), count + 1)
+            *_apart(pieces, ScoredText(0, text, 3.0), count + 1)
         }  # no worse piece takes anything of a better one
         if any(map(str.isalnum, text[slice(*ends[0])])):
             assert Piece(*ends[0], 3.0) in shown

@@ -205,7 +205,7 @@ def test_more_documents_get_more_candidates_and_a_share_as_many_as_its_whole(mon
     monkeypatch.setattr(module, "LARGE", 20)
     whole = big_tree("float32")
     shards = pytest.importorskip("dsi.cluster.shards")
-    share = shards.Share.from_tree(whole, 0, int(whole.doc_end[1])).cut(whole)
+    share = shards.ShardDocuments.from_tree(whole, 0, int(whole.doc_end[1])).cut(whole)
     assert share.num_places < whole.num_places
     assert ListedDocuments(share, whole).oversampling == ListedDocuments(whole).oversampling == 40
 

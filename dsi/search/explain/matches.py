@@ -57,7 +57,7 @@ def matched_words(
     ]
 
 
-class _Found(NamedTuple):
+class _WordMatch(NamedTuple):
     """A match, and the characters start to end of its word in the query."""
 
     start: int
@@ -65,7 +65,7 @@ class _Found(NamedTuple):
     match: Match
 
 
-def _words(engine: Engine, query: str, weight: float, documents: Sequence[StoredText]) -> list[list[_Found]]:
+def _words(engine: Engine, query: str, weight: float, documents: Sequence[StoredText]) -> list[list[_WordMatch]]:
     """Return for each document the words of a query that its text or title holds, with what they add to its score."""
     if engine.lexical is None or not weight:
         return [[] for _ in documents]
@@ -73,14 +73,14 @@ def _words(engine: Engine, query: str, weight: float, documents: Sequence[Stored
     (terms,), known = lexical.share_terms([query]), lexical.known_terms(query)
     added = weight * lexical.scorer.contributions(terms, rows)  # [terms, documents]
     asked = occurrences(query, lexical.language, set(known))
-    matches = list[list[_Found]]()
+    matches = list[list[_WordMatch]]()
     for document, column in zip(documents, added.T.tolist(), strict=True):
         shares, places = dict(zip(known, column, strict=True)), _term_places(document, lexical.language, set(known))
         matches.append([])
         for start, end, stems in asked:
             spans, word = dict.fromkeys(chain.from_iterable(places.get(term, ()) for term in stems)), query[start:end]
             if share := sum(shares[term] for term in stems):
-                matches[-1].append(_Found(start, end, Match(word, share, tuple(sorted(spans)), not is_weak(word))))
+                matches[-1].append(_WordMatch(start, end, Match(word, share, tuple(sorted(spans)), not is_weak(word))))
     return matches
 
 
@@ -94,7 +94,7 @@ def _term_places(document: StoredText, language: str, terms: Set[str]) -> dict[s
     return places
 
 
-def _by_name(found: Sequence[_Found]) -> list[Match]:
+def _by_name(found: Sequence[_WordMatch]) -> list[Match]:
     """Return the matches of words; those of a word that a query repeats are put together."""
     matches: dict[str, Match] = {}
     for *_, match in found:
@@ -103,7 +103,7 @@ def _by_name(found: Sequence[_Found]) -> list[Match]:
     return [*matches.values()]
 
 
-def _joined(tokens: Sequence[_Found], words: Sequence[_Found]) -> list[Match]:
+def _joined(tokens: Sequence[_WordMatch], words: Sequence[_WordMatch]) -> list[Match]:
     """Return the matches of tokens, each with that of the words which begin there; words of no token follow."""
     matches, others = [token.match for token in tokens], []
     for start, end, word in words:
@@ -148,7 +148,7 @@ class QueryTokens(NamedTuple):
 
 def _by_tokens(
     engine: Engine, encoder: TextEncoder, query: QueryTokens, document: StoredText, tokens: Ints, shares: Floats
-) -> list[_Found]:
+) -> list[_WordMatch]:
     """Return the matches of late interaction; tokens that are pieces of one word are put together."""
     places = _token_places(engine, encoder, document)
     words: dict[tuple[int, int], list[tuple[Span | None, float]]] = {}
@@ -165,7 +165,7 @@ def _by_tokens(
         if is_clear:  # other places of the same words are marked too
             ends |= dict.fromkeys(other for text in texts[1:] for other in _same_words(text.lower(), document))
         match = Match(texts[0], share, tuple(ends), is_clear)
-        matches.append(_Found(start - query.start, end - query.start, match))
+        matches.append(_WordMatch(start - query.start, end - query.start, match))
     return matches
 
 

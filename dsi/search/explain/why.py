@@ -21,7 +21,7 @@ from dsi.search.explain.explanation import SHOWN, ExplainedNode, Explanation, ex
 from dsi.search.explain.matches import StoredText, matched_words
 from dsi.search.explain.uncovered import uncovered_words
 from dsi.search.hits import Hit, Match, Uncovered, label_of
-from dsi.search.passages import Found, Shown, shown_pieces
+from dsi.search.passages import ScoredText, Shown, shown_pieces
 from dsi.search.queries import EncodedQueries
 from dsi.search.request import SearchRequest
 from dsi.search.results import SearchResult
@@ -152,7 +152,7 @@ class AnsweredQuery:
         explanation.uncovered = uncovered_words(self.engine, self.encoder, self.encoded, self.request, positions)
         return explanation
 
-    def passages(self, found: Sequence[Found]) -> list[Shown]:
+    def passages(self, found: Sequence[ScoredText]) -> list[Shown]:
         """Return what each answer shows of its text; see `shown_pieces`."""
         (batch,) = self.encoded.batches
         return shown_pieces(self.engine.tree, self.engine.lexical, batch, self.request, found)
@@ -210,7 +210,7 @@ class AnsweredQuery:
             returned_by=returned_by,
             reason=reason,
             matches=matches,
-            passage_span=self.passages([Found(position, text, score)])[0][0],
+            passage_span=self.passages([ScoredText(position, text, score)])[0][0],
             earlier=earlier,
             learned_words=learned_words,
             note=self.explanation.note,

@@ -91,7 +91,7 @@ class Generator(T5PreTrainedModel, Scorer):
     def engine(
         self, encoder: TextEncoder, tree: DocidTree, lexical: BM25 | None, memory: QueryMemory, dtype: str
     ) -> PathEngine:
-        """Return what searches with it, on the encoder's device; see `dsi.search.engine.Generator`."""
+        """Return what searches with it, on the encoder's device; see `dsi.search.engine.IndexGenerator`."""
         self.check_tree(tree)
         if (width := self.config.d_model) != encoder.state_dim:
             raise ValueError(

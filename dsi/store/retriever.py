@@ -261,7 +261,7 @@ class Retriever:
             *sources: files and folders that the index was made of, to bring up to date; only what changed is encoded.
             add: documents, as `add` takes them; one that is also removed is replaced.
             remove: documents, as `remove` takes them.
-            texts: a table with doc_id and text, such as `collection.documents`, whose texts the index keeps from now on.
+            texts: records or a table with doc_id and text, such as `collection.documents`; the index keeps these texts from now on.
             vectors: how the vectors of documents and nodes are stored from now on (`dsi.docids.vectors.VectorsConfig`).
 
         Raises:

@@ -40,7 +40,7 @@ class Snapshot:
         engine: searches encoded queries; holds docids, lexical part and memory.
         best_scores: of questions that the documents ask, with which scores are compared; None where they are not known.
         dtype: of encoder and decoder in search; scores are always float32.
-        generation: of the index on disk with these documents: 1 after training, one more with every update; 0 if there is none.
+        generation: of the index on disk with these documents: 1 after training, more after updates; 0 if there is none.
     """
 
     encoder: TextEncoder

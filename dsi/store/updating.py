@@ -307,6 +307,8 @@ def _with(table: pa.Table, new: pa.Table) -> pa.Table:
 
 def with_texts(content: Content, documents: Any) -> Content:
     """Return the content with the texts of its documents, from a table with doc_id and text that may hold more documents."""
+    if not isinstance(documents, pa.Table) and not hasattr(documents, "with_format"):
+        documents = pa.Table.from_pylist(new_rows(documents))  # type: ignore[arg-type]
     given, held = DocumentTable(documents), DocumentTable(content.documents)
     texts = given.texts_of(held.column("doc_id")[:])
     table = held.table.drop_columns(["text"]) if held.has_texts else held.table

@@ -21,7 +21,6 @@ from dsi.docids.files.reading import check_file
 from dsi.docids.files.storage import link_files, replace_folder
 from dsi.store.retriever import Retriever, load
 from dsi.training.pipeline import TrainingRun
-from dsi.training.preflight import with_encoder
 
 _LINKING = threading.Lock()
 """Held while the encoder of temporary indexes is linked."""
@@ -72,7 +71,7 @@ def index(
 
     def made(folder: Path) -> Retriever:
         TrainingRun(
-            folder, collection, with_encoder(chosen, encoder, folder), device, replace=replace,
+            folder, collection, chosen, device, replace=replace, encoder=encoder,
             discard_updates=discard_updates, embeddings=None if vectors is None else np.asarray(vectors),
         ).train()  # fmt: skip
         return load(folder, device=device)

@@ -95,9 +95,15 @@ def train(
     folder = folder_to_write(output, "output")
     hooks = {"docids": docids, "objective": objective, "generator": generator, "fusion": fusion}
     named = preflight.for_collection(preflight.with_hooks(folder, config, hooks), collection)
-    chosen = preflight.with_encoder(named, encoder, folder)
     run = TrainingRun(
-        folder, collection, chosen, device, discard_updates=discard_updates, replace=replace, cluster=cluster
+        folder,
+        collection,
+        named,
+        device,
+        discard_updates=discard_updates,
+        replace=replace,
+        encoder=encoder,
+        cluster=cluster,
     )
     run.train()
     return load(output, device=device)
@@ -111,11 +117,12 @@ class TrainingRun:
 
     def __init__(
         self, folder: Path, collection: Collection, config: Config, device: str | None = None, *,
-        discard_updates: bool = False, replace: bool = False,
+        discard_updates: bool = False, replace: bool = False, encoder: Any = None,
         cluster: BuildingCluster | None = None, embeddings: NDArray[Any] | None = None,
     ) -> None:  # fmt: skip
         self._given, self._given_digest = embeddings, "" if embeddings is None else array_digest(embeddings)
-        self.folder, self.collection, self.config, self.device = folder, collection, config, device
+        self.folder, self.collection, self._encoder, self.device = folder, collection, encoder, device
+        self.config = preflight.with_encoder(config, encoder, folder)
         preflight.check_apart(folder, collection.name)
         if cluster is not None:
             cluster.check(folder)
@@ -156,6 +163,7 @@ class TrainingRun:
                 try:
                     stack.enter_context(writing_to(self.folder, wait=False))
                     preflight.check_index(self.folder, self.collection, self._discard_updates, self._replace)
+                    preflight.write_encoder(self._encoder, self.folder)
                 except (OSError, ValueError) as error:
                     refusal = error
             if refusal := self.processes.first(refusal):

@@ -85,19 +85,27 @@ def check_index(folder: Path, collection: Collection, discard_updates: bool, rep
 
 
 def with_encoder(config: Config, encoder: Any, folder: Path) -> Config:
-    """Return a configuration with the encoder that a call names; a loaded one is written below the folder of the run."""
+    """Return a configuration with the encoder that a call names; a loaded one is that which `write_encoder` writes."""
     if encoder is None:
         return config
-    if not isinstance(encoder, str | Path):
-        if not hasattr(encoder, "save_pretrained") or not hasattr(encoder, "encode"):
-            raise TypeError(
-                "encoder must be a sentence-transformers model, or its name on the Hub or its folder, got "
-                f"{shown(encoder)}."
-            )
+    if _is_name(encoder):
+        return config.with_changes({"encoder.name": str(encoder)})
+    if not hasattr(encoder, "save_pretrained") or not hasattr(encoder, "encode"):
+        raise TypeError(
+            f"encoder must be a sentence-transformers model, or its name on the Hub or its folder, got {shown(encoder)}."
+        )
+    return config.with_changes({"encoder.name": str(folder / _GIVEN_ENCODER)})
+
+
+def write_encoder(encoder: Any, folder: Path) -> None:
+    """Write an encoder that a call gives loaded below the folder of the run."""
+    if not _is_name(encoder):
         with replace_folder(folder / _GIVEN_ENCODER) as new:
             encoder.save_pretrained(str(new), create_model_card=False)
-        encoder = folder / _GIVEN_ENCODER
-    return config.with_changes({"encoder.name": str(encoder)})
+
+
+def _is_name(encoder: Any) -> bool:
+    return encoder is None or isinstance(encoder, str | Path)
 
 
 def check_apart(folder: Path, source: str | Path) -> None:

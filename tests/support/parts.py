@@ -6,7 +6,7 @@ from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.query_memory import QueryMemory
 from dsi.docids.tree import DocidTree
 from dsi.docids.words.bm25 import BM25
-from dsi.search.engine import Generator
+from dsi.search.engine import IndexGenerator
 from dsi.search.request import SearchConfig
 from dsi.store.documents.table import DocumentTable
 from dsi.store.retriever import Retriever
@@ -15,7 +15,7 @@ from dsi.store.updating import Content
 
 
 def from_parts(
-    encoder: TextEncoder, tree: DocidTree, generator: Generator | None, documents: Any,
+    encoder: TextEncoder, tree: DocidTree, generator: IndexGenerator | None, documents: Any,
     search_config: SearchConfig | None = None, lexical: BM25 | None = None, memory: QueryMemory | None = None,
     dtype: str = "float32",
 ) -> Retriever:  # fmt: skip

@@ -11,6 +11,7 @@ import dsi
 from dsi.commands.main import main
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.text_encoder import TextEncoder
+from dsi.docids.files.reading import folder_sums
 from tests.support.files import needs_readers
 from tests.support.small import MINIPEDIA
 
@@ -111,3 +112,29 @@ def test_a_loaded_encoder_is_taken_as_its_folder_is(model, sentence_bert_folder,
     assert again.snapshot.generation == own.snapshot.generation
     with pytest.raises(TypeError, match="encoder must be a sentence-transformers model, or its name"):
         dsi.index(DOCUMENTS, encoder=3, device="cpu")
+
+
+def test_a_call_that_is_refused_writes_no_encoder(model, sentence_t5_folder, tmp_path):
+    dsi.index(DOCUMENTS, tmp_path / "run", encoder=model, device="cpu")
+    before = folder_sums(tmp_path / "run")
+    with pytest.raises(ValueError, match="lacks 40 of the 60 documents"):
+        dsi.index(DOCUMENTS[:20], tmp_path / "run", encoder=SentenceTransformer(str(sentence_t5_folder)), device="cpu")
+    assert folder_sums(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda index: index.learn([(QUERIES[0], DOCUMENTS[0]["_id"])]),
+        lambda index: index.remove([DOCUMENTS[0]["_id"]]),
+        lambda index: index.update(texts=[{"doc_id": record["_id"], "text": "Other words."} for record in DOCUMENTS]),
+    ],
+    ids=["learned", "removed", "texts"],
+)
+def test_a_copy_of_an_index_that_was_changed_is_not_trained_over(change, model, tmp_path):
+    index = dsi.index(DOCUMENTS, tmp_path / "run", encoder=model, device="cpu")
+    assert index.save(tmp_path / "as made") == 1
+    change(index)
+    assert index.save(tmp_path / "changed") == 2
+    with pytest.raises(ValueError, match="was updated since it was trained"):
+        dsi.index(DOCUMENTS, tmp_path / "changed", encoder=model, device="cpu")

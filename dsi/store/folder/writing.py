@@ -81,7 +81,8 @@ def replace_index(folder: Path, index: Snapshot) -> None:
             index.lexical.save(new / "lexical")
         index.memory.save(new / "memory")
         save_docids(index.tree, index.documents.table, new / "docids")
-        write_manifest(new, index.encoder, index.tree, settings_of(index, config=True))
+        generation = 1 if index.generation == 1 else 2  # training must not drop updates
+        write_manifest(new, index.encoder, index.tree, settings_of(index, config=True), generation)
         for entry in folder.iterdir() if folder.exists() else ():
             if entry.name in _OF_TRAINING or _GENERATION.fullmatch(entry.name):
                 continue
@@ -105,11 +106,13 @@ def index_to_replace(folder: str | Path) -> Path:
     return folder_to_replace(folder, "folder", lambda entry: (entry.parent / "manifest.json").exists()).resolve()
 
 
-def write_manifest(folder: Path, encoder: TextEncoder, tree: DocidTree, entries: dict[str, Any]) -> None:
+def write_manifest(
+    folder: Path, encoder: TextEncoder, tree: DocidTree, entries: dict[str, Any], generation: int = 1
+) -> None:
     """Write the manifest, which binds the parts in `folder` to each other; `entries`: its search config and the like."""
     manifest = {
         "format_version": FORMAT_VERSION,
-        "generation": 1 if tree.fingerprint == tree.origin_fingerprint else 2,  # training must not drop updates
+        "generation": generation,
         "parts": {name: name for name in CHANGING},
         "encoder": dataclasses.asdict(encoder.config),
         "fingerprints": {"encoder": encoder.fingerprint, "docids": tree.fingerprint},

@@ -44,8 +44,8 @@ class DocidTree:
         centroids: [I, dim] mean of the document embeddings below each inner node.
         embeddings: [N, dim] embedding of the document at each docid position.
         codes: [N, dim] the embeddings in few bytes, by which a large tree is searched; None in a small one.
-        trained: [I + N] by node: True if the decoder was trained with it; False for nodes that updates added.
-        origin: sha256 of the tree the decoder was trained for, if this one was updated since; else empty.
+        trained: [I + N] by node: True if the tree was made with it, and a generator trained; False if an update added it.
+        origin: sha256 of the tree as it was made, which a generator was trained for, if it was updated since; else empty.
         pieces: of a text that get a place each, at most.
         piece_cost: what each doubling of a document's places takes from its dense score, as more of them have more chances.
         spans: [N, 2] first character, and one past the last, of the piece of the text at each docid position; None if each

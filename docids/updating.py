@@ -1,8 +1,8 @@
 """Adds documents to a docid tree and removes them, without changing the docid of any other.
 
-The decoder was trained on these docids, so they stay. A removed document leaves its place free. A new one descends to the
-nearest cluster and takes a free place there, or a new one at the end; beside a full cluster a new one is opened.
-`DocidTree.trained` records which nodes the decoder was trained with. Knows nothing of texts or models.
+A generator may be trained on these docids, and users may keep them, so they stay. A removed document leaves its place free. A
+new one descends to the nearest cluster and takes a free place there, or a new one at the end; beside a full cluster a new one
+is opened. `DocidTree.trained` records which nodes the tree was made with. Knows nothing of texts or models.
 """
 
 from dataclasses import replace
@@ -181,7 +181,7 @@ class _Growing:
         return self._append_inner(grandparent, centroid, is_cluster=False)
 
     def _with_room(self, parent: int, *, are_clusters: bool) -> list[int]:
-        """Return children that an update opened, so that no decoder was trained with them, and that have room."""
+        """Return children that an update opened, and that have room."""
         inner, trained = self.tree.num_inner, self.tree.trained
         opened = [node for node in self._children(parent) if node >= inner or not trained[node]]
         return [node for node in opened if self._is_cluster(node) == are_clusters and not self._is_full(node)]

@@ -1,4 +1,4 @@
-"""Files and folders that are replaced atomically, by one writer at a time, and arrays on disk. Knows no content."""
+"""Files and folders that are replaced atomically, by one writer at a time, and arrays on disk. Knows nothing of contents."""
 
 import errno
 import hashlib

@@ -27,7 +27,7 @@ from dsi.docids.vectors import BLOCK
 FILE = "file"
 """The scheme of docids in a file; a configuration names the file."""
 
-SCHEMES = {
+BUILT_IN = {
     "kmeans": ("branching", "max_leaf_size", "pieces"),  # hierarchical k-means (DR-SCL section 3.4)
     FILE: ("pieces",),  # read from a file, which is the method
 }
@@ -58,7 +58,7 @@ class DocidsConfig:
     another package's."""
 
     def __post_init__(self) -> None:
-        built_in = self.scheme in SCHEMES and self.method != FILE
+        built_in = self.scheme in BUILT_IN and self.method != FILE
         if not built_in and not extensions.is_import_path(self.method) and self.method not in (names := scheme_names()):
             raise ValueError(
                 f"docids.method must be one of {', '.join(names)}, or a file NAME.tsv of docids, got {shown(self.method)}; the "
@@ -76,7 +76,7 @@ class DocidsConfig:
     @property
     def most_pieces(self) -> int:
         """The most pieces of a document, chosen where `pieces` is 0."""
-        return self.pieces or (MOST_PLACES if "branching" in SCHEMES.get(self.scheme, ()) else 1)
+        return self.pieces or (MOST_PLACES if "branching" in BUILT_IN.get(self.scheme, ()) else 1)
 
     def clusters(self, documents: int) -> int:
         """Return the number of clusters into which a cluster of `documents` is split.
@@ -89,7 +89,7 @@ class DocidsConfig:
 
     def _check_unused(self) -> None:
         """Raise ValueError if a setting that the method does not read is not its default."""
-        read = SCHEMES.get(self.scheme)
+        read = BUILT_IN.get(self.scheme)
         if read is None:  # what another package's method reads is unknown
             return
         for setting in dataclasses.fields(self):
@@ -234,12 +234,12 @@ def make_docids(documents: SchemeInput) -> Docids:
 
 
 def find_scheme(name: str) -> Scheme:
-    """Return the scheme of that name: one of `SCHEMES`, or an entry point of another package.
+    """Return the scheme of that name: one of `BUILT_IN`, or an entry point of another package.
 
     >>> find_scheme("kmeans").__module__
     'dsi.docids.schemes.kmeans'
     """
-    if name in SCHEMES:
+    if name in BUILT_IN:
         scheme: Scheme = importlib.import_module(f"dsi.docids.schemes.{name}").make
         return scheme
     foreign: Scheme | None = extensions.load_extension(extensions.SCHEMES, name)
@@ -254,12 +254,12 @@ def find_scheme(name: str) -> Scheme:
 
 def scheme_names() -> list[str]:
     """Return the names of all schemes that make docids, those of other packages last."""
-    return extensions.extension_names(extensions.SCHEMES, [name for name in SCHEMES if name != FILE])
+    return extensions.extension_names(extensions.SCHEMES, [name for name in BUILT_IN if name != FILE])
 
 
 def check_branching(documents: int, config: DocidsConfig) -> None:
     """Raise ValueError if there are too few documents for one split."""
-    if "branching" in SCHEMES.get(config.scheme, ()) and documents < config.branching:
+    if "branching" in BUILT_IN.get(config.scheme, ()) and documents < config.branching:
         raise ValueError(
             f"The collection has {documents} documents, fewer than docids.branching = {config.branching}; "
             f"set branching to at most {documents}."

@@ -32,9 +32,9 @@ from dsi.search.scores import DocumentScores
 from dsi.search.top import highest_and_rest
 from dsi.search.vector_search import VectorEngine
 from dsi.search.walk import VectorWalk
-from dsi.store.folder.loading import Loaded, index_state, load_content, mapped_files
+from dsi.store.folder.loading import OnDisk, index_state, load_content, mapped_files
 from dsi.store.folder.manifest import read_entries, search_config
-from dsi.store.folder.writing import ChangedError, check_known, updating, write_update
+from dsi.store.folder.writing import ChangedError, check_known, index_lock, write_update
 from dsi.store.retriever import Retriever
 from dsi.store.snapshot import Snapshot
 from dsi.store.updating import Content, changed_parts
@@ -251,7 +251,7 @@ class ShardedRetriever(Retriever, Closes):
         fleet: shards that have loaded it.
     """
 
-    def __init__(self, held: Loaded, fleet: Fleet) -> None:
+    def __init__(self, held: OnDisk, fleet: Fleet) -> None:
         self.fleet, self._folder = fleet, held.folder
         self._changing, self._refreshing = threading.RLock(), threading.Lock()
         self._models, self._loading = _models(read_entries(held.folder / "manifest.json")), held.state
@@ -264,7 +264,7 @@ class ShardedRetriever(Retriever, Closes):
         assert isinstance(engine, ShardedIndex)
         return engine.state
 
-    def _hold(self, change: Callable[[Content], Content]) -> tuple[Content, Content]:
+    def _change(self, change: Callable[[Content], Content]) -> tuple[Content, Content]:
         """Change the content on disk, and return it before and after; searches use the new one when every shard has loaded it.
 
         Raises:
@@ -272,7 +272,7 @@ class ShardedRetriever(Retriever, Closes):
             ShardError: the index is written, and a shard cannot load it: searches see the old one until `refresh` succeeds.
         """
         with self._changing:
-            with updating(self._folder):  # nobody else writes between the two
+            with index_lock(self._folder):  # nobody else writes between the two
                 self.refresh()
                 before = self._snapshot.content
                 content = change(before)
@@ -319,7 +319,7 @@ class ShardedRetriever(Retriever, Closes):
             is_new = index.search_config != self._saved[self._folder][1]  # assigned here, and not saved yet
             config = index.search_config if is_new else on_disk
             self._snapshot = replace(index, generation=manifest["generation"], search_config=config)
-            self._remember(Loaded(self._folder, state, replace(self._snapshot, search_config=on_disk)))
+            self._remember(OnDisk(self._folder, state, replace(self._snapshot, search_config=on_disk)))
         logger.info("generation %d of %s is served by all shards", manifest["generation"], self._folder)
 
     def _refresh_soon(self) -> None:

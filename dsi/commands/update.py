@@ -24,14 +24,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.docids.data.collection import read_documents
     from dsi.docids.data.sources import text_lines
     from dsi.measuring.cloze import renew_best_scores
-    from dsi.store.folder.writing import updating
+    from dsi.store.folder.writing import index_lock
     from dsi.store.retriever import load
 
     in_file = [line for _, line in text_lines(arguments.remove_file)] if arguments.remove_file else []
     removed = list(dict.fromkeys([*arguments.remove, *in_file]))
     when = {"since": arguments.since, "before": arguments.before}
     forgets = arguments.forget or ([None] if any(when.values()) else [])  # None: all pairs
-    with updating(arguments.run):  # from reading to writing, so that no other update comes between
+    with index_lock(arguments.run):  # from reading to writing, so that no other update comes between
         retriever = load(arguments.run, device=arguments.device)
         changes = retriever.update(
             *arguments.sources, add=arguments.add, remove=removed,

@@ -94,21 +94,21 @@ class CrossEntropy(Objective):
         return softmax_loss(self.logits(model, batch, families), targets) / len(targets)  # DR-SCL eq. 8
 
 
-OBJECTIVES: dict[str, type[Objective]] = {"ce": CrossEntropy}
+BUILT_IN: dict[str, type[Objective]] = {"ce": CrossEntropy}
 """The objectives of the library by name."""
 
 
 def find_objective(name: str) -> type[Objective]:
-    """Return the objective of that name: one of `OBJECTIVES`, or an entry point of another package.
+    """Return the objective of that name: one of `BUILT_IN`, or an entry point of another package.
 
     >>> find_objective("ce").score
     'softmax path'
     """
-    if name in OBJECTIVES:
-        return OBJECTIVES[name]
+    if name in BUILT_IN:
+        return BUILT_IN[name]
     objective = extensions.load_extension(extensions.OBJECTIVES, name)
     if objective is None:
-        names = ", ".join(extensions.extension_names(extensions.OBJECTIVES, list(OBJECTIVES)))
+        names = ", ".join(extensions.extension_names(extensions.OBJECTIVES, list(BUILT_IN)))
         raise ValueError(
             f"training.objective must be one of {names}, got {name!r}; the objective of another package needs that package."
         )

@@ -1,7 +1,7 @@
 """What searches an index: methods that return the best documents of encoded queries.
 
-There are two engines: that of `dsi.search.vector_search`, and with a generator that of `dsi.generator.beam`.
-Knows nothing of how they score.
+There are three engines: `dsi.search.vector_search`, with a generator `dsi.generator.beam`, over shards `dsi.cluster.router`.
+Knows nothing of how they walk.
 """
 
 import copy

@@ -24,7 +24,7 @@ def recall(
 
     The margin is how much nearer the nearest earlier query is than the nearest of these documents is: what users took says
     much where texts say little. Words are what BM25 would add if the terms of their earlier queries stood in the documents.
-    Dense scores move towards the mean score of a document's n earlier queries, by margin n / (2 n + 32).
+    Dense scores move towards the mean score of a document's n earlier queries, by weight margin n / (2 n + 32), at most .9.
 
     `lexical`: None where words do not count; `by_text`: dense scores of the same queries without the memory; `texts`: of these;
     `weights`: [batch] of the memory, less where the encoder reads less of a query.

@@ -41,11 +41,15 @@ LEXICAL_WEIGHT, TOKEN_WEIGHT, MEMORY_WEIGHT = 0.7, 1.0, 10.0
 
 @settings()
 class SearchConfig:
-    """How an index scores documents and how widely it searches (section `[search]`)."""
+    """How an index scores documents and how widely it searches (section `[search]`).
+
+    An index has its own, with weights that were chosen: change one by `dataclasses.replace(retriever.search_config, …)`. A new
+    one here has no words, tokens or memory.
+    """
 
     method: Literal["generate", "exact"] = "generate"
-    """"generate" walks down the tree, and scores the documents below the last nodes and the best by words; "exact" scores all
-    documents."""
+    """"generate" walks down the tree, by a generator or by vectors, and scores the documents below the last nodes and the best
+    by words; "exact" scores all documents."""
     beam_width: Count = 40
     """Nodes kept per level."""
     candidates: Count = 100

@@ -3,8 +3,8 @@
 z is the query's embedding, e_d the document's, w the lexical weight, v the token weight, u the memory weight; b(d) is BM25(d)
 as a share of what a document with all of the query's words could have, so that w holds for queries of any length;
 tok(d) is the mean over the query's tokens of the best product with a token of the document; m(d) is what users took for earlier
-queries like this one (`dsi.docids.query_memory`), 0 without earlier queries. Apart from that, z.e_d moves towards the mean
-score of the document's earlier queries. The caller's scores are added. Of a document in pieces,
+queries like this one (`dsi.docids.query_memory`), 0 without earlier queries. With u, z.e_d also moves towards the mean score
+of the document's earlier queries. The caller's scores are added. Of a document in pieces,
 z.e_d is that of its best piece less `DocidTree.piece_cost` for each doubling of their number, since many pieces have many
 chances; tok(d) reads that piece, and all else the whole document. Beside words, z.e_d and tok(d) count by the square of the
 share of the query that the encoder reads, so that words rank what it does not. All methods of search rank by this one score.

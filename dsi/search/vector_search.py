@@ -1,8 +1,8 @@
-"""Search in an index without a generator, by two methods that both rank by `DocumentScores`.
+"""Search in an index without a generator, by methods that all rank by `DocumentScores`.
 
 `WalkSearch`, "generate" for users, scores candidates: the best documents by their dense score below the last nodes of the walk
 (`dsi.search.walk`), the best by words, those of the nearest earlier queries, and the best by the caller's scores. `Exact`
-scores all documents. Neither knows folders or texts of documents.
+scores all documents. None knows folders or texts of documents.
 """
 
 from collections.abc import Mapping, Sequence

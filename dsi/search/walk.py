@@ -7,7 +7,7 @@ A node n has the score
 z the query's embedding, v_n the mean of the document embeddings below n, |n| their number and spread_n their root mean squared
 distance from v_n. The whole bonus would make the score an estimate of the best document below (`bonuses`); the share of it that
 dev queries chose favours large and wide nodes a little. Each level keeps `beam_width` nodes, and only their children are
-candidates. Knows nothing of documents but how many lie below a node.
+candidates. Knows of documents only their vectors.
 """
 
 from collections.abc import Sequence

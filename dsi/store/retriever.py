@@ -22,7 +22,7 @@ from dsi.store import learning, updating
 from dsi.store.documents.table import DocumentTable
 from dsi.store.evidence import evidence
 from dsi.store.folder import loading, writing
-from dsi.store.folder.loading import Loaded
+from dsi.store.folder.loading import OnDisk
 from dsi.store.similar import similar
 from dsi.store.snapshot import Snapshot
 from dsi.store.updating import Content, FileChanges
@@ -30,7 +30,7 @@ from dsi.store.words import search_words
 
 
 class Changes(NamedTuple):
-    """What an update changed: documents that it added and removed, and the files that it compared, if any."""
+    """What an update changed: documents that `add` and `remove` named, and the files that it compared, if any."""
 
     added: int
     removed: int
@@ -53,9 +53,9 @@ class Retriever:
         held: the index on disk that has them; None if no folder has.
     """
 
-    def __init__(self, snapshot: Snapshot, held: Loaded | None = None) -> None:
+    def __init__(self, snapshot: Snapshot, held: OnDisk | None = None) -> None:
         self._snapshot, self._updating = snapshot, threading.Lock()
-        self._held: Loaded | None = None
+        self._on_disk: OnDisk | None = None
         """The folder that it was loaded from, or saved to last, and the parts there."""
         self._saved = dict[Path, tuple[str, SearchConfig]]()
         """{folder: state and search config of the index there that this one contains}."""
@@ -65,7 +65,7 @@ class Retriever:
 
     def __copy__(self) -> "Retriever":
         """Return the index at this moment as a retriever of its own: later updates of this one do not reach it."""
-        copied = Retriever(self.snapshot, self._held)
+        copied = Retriever(self.snapshot, self._on_disk)
         copied._saved, copied._mapped = {**self._saved}, self._mapped
         return copied
 
@@ -249,7 +249,7 @@ class Retriever:
             ValueError: a doc_id that is in the index already, repeated or empty; no text; metadata that no column can hold.
         """
         encoder, rows, replace = self._snapshot.encoder, updating.new_rows(documents), plain(bool, replace, "replace")
-        self._hold(lambda content: updating.with_documents(content, encoder, rows, replace=replace))
+        self._change(lambda content: updating.with_documents(content, encoder, rows, replace=replace))
 
     def update(
         self, *sources: str | Path, add: Iterable[Any] = (), remove: Iterable[str] = (), texts: Any = None,
@@ -261,7 +261,7 @@ class Retriever:
             *sources: files and folders that the index was made of, to bring up to date; only what changed is encoded.
             add: documents, as `add` takes them; one that is also removed is replaced.
             remove: documents, as `remove` takes them.
-            texts: records or a table with doc_id and text, such as `collection.documents`; the index keeps these texts from now on.
+            texts: records or a table with doc_id and text, such as `collection.documents`, which the index keeps from now on.
             vectors: how the vectors of documents and nodes are stored from now on (`dsi.docids.vectors.VectorsConfig`).
 
         Raises:
@@ -286,7 +286,7 @@ class Retriever:
                 return content
             return content._replace(tree=content.tree.stored_as(VectorsConfig(vectors)))
 
-        _, after = self._hold(changed)
+        _, after = self._change(changed)
         before, now = DocumentTable(middle[0].documents), DocumentTable(after.documents)
         updating.tell_returning(before, rows, now)
         return Changes(len(now) - len(before) + len(rows), len(rows), *files)
@@ -320,7 +320,7 @@ class Retriever:
                 "learn() needs an index without a generator, and this one has one. Train without a generator."
             )
         known, vectors = learning.encoded_pairs(index.encoder, learning.checked_pairs(pairs, "learn", index.documents))
-        before, after = self._hold(lambda content: learning.with_pairs(content, known, vectors))
+        before, after = self._change(lambda content: learning.with_pairs(content, known, vectors))
         learning.tell_effect(before.memory, after.memory, index.search_config)
         return len(known)
 
@@ -340,14 +340,14 @@ class Retriever:
         """
         when = learning.period(since, before, needed=pairs is None)
         gone = None if pairs is None else learning.checked_pairs(pairs, "forget", self._snapshot.documents)
-        earlier, later = self._hold(lambda content: learning.without_pairs(content, gone, when))
+        earlier, later = self._change(lambda content: learning.without_pairs(content, gone, when))
         return earlier.memory.fewer(later.memory)
 
     def learned(self) -> list[learning.LearnedPair]:
         """Return the pairs that the index has learned, the first learned first."""
         return learning.learned_pairs(self._snapshot.content)
 
-    def _hold(self, change: Callable[[Content], Content]) -> tuple[Content, Content]:
+    def _change(self, change: Callable[[Content], Content]) -> tuple[Content, Content]:
         """Change the content, and return it before and after; searches from now on use the new one."""
         with self._updating:
             before = self.snapshot.content
@@ -359,8 +359,8 @@ class Retriever:
         """Write the index atomically, and return its generation there; a killed process leaves the old index or the new one.
 
         The folder that it was loaded from, or saved to, gets what has changed since, as one update of that index. Any other
-        gets the whole index, in the place of one that is there with its `config.toml` and what else training left; rerankers
-        and other files stay.
+        gets the whole index; it replaces an index that is there, with its `config.toml` and what else its training left.
+        Rerankers and other files stay.
 
         Args:
             folder: by default that which it was loaded from, or saved to last.
@@ -372,9 +372,9 @@ class Retriever:
                 there was none.
         """
         if folder is None:
-            if self._held is None:
+            if self._on_disk is None:
                 raise ValueError("The index is in no folder yet. Save it to one: retriever.save(folder).")
-            folder = self._held.folder
+            folder = self._on_disk.folder
         if self._snapshot.dtype != "float32":
             raise ValueError(
                 f"This retriever's weights are of {self._snapshot.dtype}; save one that was loaded in float32."
@@ -390,7 +390,7 @@ class Retriever:
             else:
                 writing.replace_index(writing.index_to_replace(target), index)
             generation = writing.generation_of(target)
-            self._remember(Loaded(target, loading.index_state(target), replace(index, generation=generation)))
+            self._remember(OnDisk(target, loading.index_state(target), replace(index, generation=generation)))
             with self._updating:
                 if not updating.changed_parts(self._snapshot.content, index.content):  # by others meanwhile
                     self._snapshot = replace(self._snapshot, generation=generation)
@@ -399,8 +399,8 @@ class Retriever:
     def _write_changes(self, folder: Path, state: str, index: Snapshot) -> None:
         """Write to a known index what has changed since; without changes nothing is written."""
         known, config = self._saved[folder]
-        is_last = self._held is not None and (self._held.folder, known) == (folder, state)
-        last = self._held.snapshot if self._held and is_last else None
+        is_last = self._on_disk is not None and (self._on_disk.folder, known) == (folder, state)
+        last = self._on_disk.snapshot if self._on_disk and is_last else None
         is_configured = index.search_config != config
         states = [state for state, _ in self._saved.values()]
         writing.check_known(folder, states, (config, index.search_config) if is_configured else ())
@@ -410,13 +410,13 @@ class Retriever:
         elif is_configured or (last and index.best_scores != last.best_scores):
             writing.write_entries(folder, writing.settings_of(index, config=is_configured))
 
-    def _remember(self, held: Loaded) -> None:
+    def _remember(self, held: OnDisk) -> None:
         """Remember the index in a folder, which this one contains."""
-        self._held, self._saved[held.folder] = held, (held.state, held.snapshot.search_config)
+        self._on_disk, self._saved[held.folder] = held, (held.state, held.snapshot.search_config)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the folder and the state of the index there; refused if the index has changes that no folder holds."""
-        index, held = self._snapshot, self._held
+        index, held = self._snapshot, self._on_disk
         if held is None or updating.changed_parts(index.content, held.snapshot.content):
             raise ValueError(
                 "This retriever has unsaved changes, and a pickle stores only its folder. Call save() first."
@@ -434,7 +434,7 @@ def load(
     folder: str | Path, *, revision: str | None = None, token: str | bool | None = None, device: str | None = None,
     dtype: str = "float32",
 ) -> Retriever:  # fmt: skip
-    """Load an index, after checking every file.
+    """Load an index, after checking every file; one from elsewhere is first tried in a process of its own.
 
     Args:
         folder: the index; or "user/name", one on the Hugging Face Hub, without such a folder.

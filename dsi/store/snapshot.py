@@ -40,7 +40,7 @@ class Snapshot:
         engine: searches encoded queries; holds docids, lexical part and memory.
         best_scores: of questions that the documents ask, with which scores are compared; None where they are not known.
         dtype: of encoder and decoder in search; scores are always float32.
-        generation: of the index on disk with these documents: 1 after training, more after updates; 0 if there is none.
+        generation: of the index on disk: 1 as it was made, more after updates; 0 after changes that no folder holds.
     """
 
     encoder: TextEncoder
@@ -51,7 +51,7 @@ class Snapshot:
     engine: Engine
     best_scores: BestScores | None = None
     dtype: str = "float32"
-    generation: int = 0
+    generation: int = 1
 
     @classmethod
     def from_parts(

@@ -1,6 +1,6 @@
 """Adds documents to an index and removes them: tree, document table, lexical part and memory change together.
 
-Nothing is changed in place; an update makes new content. Knows no folders.
+Nothing is changed in place; an update makes new content. Knows no index on disk.
 """
 
 import logging
@@ -115,12 +115,12 @@ def _with_new(
     full_texts = [f"{title} {text}" for title, text in zip(titles, texts, strict=True)]
     warn_unread(full_texts, encoder)
     embeddings, tokens = encoded_pieces(content.tree, encoder, pieces)
-    places = np.repeat(np.arange(len(cuts)), [len(cut.spans) for cut in cuts])
+    numbers = np.repeat(np.arange(len(cuts)), [len(cut.spans) for cut in cuts])  # of the new document of each piece
     spans = np.array([span for cut in cuts for span in cut.spans], dtype=np.int32)
     kept_spans = spans if content.tree.spans is not None or len(pieces) > len(records) else None
     # 3) the other parts
     tree = remove_documents(content.tree, np.array(gone)) if gone else content.tree
-    tree = without_traces(add_documents(tree, embeddings, places, tokens, kept_spans))
+    tree = without_traces(add_documents(tree, embeddings, numbers, tokens, kept_spans))
     lexical = content.lexical.update(gone, Column(table["doc_id"]), full_texts) if content.lexical else None
     best = content.best_scores and content.best_scores.after(len(gone) + len(records))
     return Content(tree, table, lexical, _moved(content, gone, again), best)

@@ -1,14 +1,14 @@
 """Trains an index on a collection, in stages that can be run, killed and resumed.
 
     pseudo_queries  documents -> queries that they could answer
-    encoder         contrastive pre-training
+    encoder         a copy, or contrastive pre-training if that is configured
     docids          embeddings, token vectors and their matrix for queries -> docid tree
     lexical         BM25
     generator       cached token states, or texts -> trained generator, if one is configured
     memory          train queries -> what the index remembers; then the manifest makes the folder an index
 
 Everything that can refuse a training is checked before its first write. Each stage writes one folder of the run atomically; a
-stage that is up to date is skipped. `config.toml` changes when a part of the index is replaced, or a stage has ended. Two
+stage that is up to date is skipped. `config.toml` changes when a part of the index is replaced, and in the end. Two
 trainings never write to one folder at once. Under `accelerate launch` all processes train, and rank 0 writes.
 """
 

@@ -20,7 +20,7 @@ import dsi
 from dsi.commands.main import main
 from dsi.config import read_config
 from dsi.docids.clustering import DocidsConfig, assemble, build_tree
-from dsi.docids.schemes import SCHEMES, Docids, SchemeInput, find_scheme, make_docids, scheme_names
+from dsi.docids.schemes import BUILT_IN, Docids, SchemeInput, find_scheme, make_docids, scheme_names
 from dsi.docids.schemes.file import read_docids, write_docids
 from dsi.docids.schemes.lloyd import train_kmeans
 from dsi.docids.tree import DocidTree, padded_places
@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[2]
 QUANTIZERS = ("rq", "rkmeans", "pq")
 """Schemes of the papers' wing, found by their entry points."""
 WING = ["balanced", "random", "title", *QUANTIZERS]
-EVERY = [*SCHEMES, *WING]
+EVERY = [*BUILT_IN, *WING]
 OWN_SETTINGS = {
     **{method: {"branching": 4, "max_leaf_size": 3} for method in ("kmeans", "balanced", "random")},
     **{method: {"branching": 4} for method in QUANTIZERS},

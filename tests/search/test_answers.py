@@ -146,7 +146,7 @@ def test_passages_are_printed_and_written(index, capsys):
     assert len(str(hits).splitlines()) == 1 + len(hits) + sum(len(hit.passages) for hit in hits)
     assert hits._repr_html_().count("<br>") == sum(len(hit.passages) for hit in hits) + len(hits)
     assert pickle.loads(pickle.dumps(hits))[0].passages == hits[0].passages
-    folder = str(index._held.folder)
+    folder = str(index._on_disk.folder)
     main(["search", folder, QUERIES[0], "-k", "3", "--passages", "2", "--json", "--device", "cpu"])
     shown = json.loads(capsys.readouterr().out)["hits"]
     for hit, own in zip(hits, shown, strict=True):

@@ -20,7 +20,7 @@ import dsi
 from dsi.commands.main import main
 from dsi.docids.files.checks import same
 from dsi.docids.query_memory import MemoryConfig, QueryMemory, Spread
-from dsi.store.folder.writing import updating
+from dsi.store.folder.writing import index_lock
 from dsi.store.retriever import Retriever, load
 from tests.support import oracles
 from tests.support.kills import fork, status_of
@@ -339,13 +339,13 @@ def test_memory_goes_and_stays_with_its_documents(retriever, tmp_path):
     assert len(retriever.snapshot.memory) == 3  # one that is replaced keeps what was learned
     rows = {row for block in retriever.snapshot.memory.blocks for row in block.rows.tolist()}
     assert rows == set(retriever.snapshot.documents.find(kept).values())
-    assert retriever.save(tmp_path / "run") == 2
+    assert retriever.save(tmp_path / "run") == 3
     again = load(tmp_path / "run", device="cpu")
     assert remembered(again.snapshot.memory) == remembered(retriever.snapshot.memory)
     assert again.forget([(PAIRS[0][0], PAIRS[0][1]), ("", PAIRS[2][1])]) == 2
-    assert again.save(tmp_path / "run") == 3
+    assert again.save(tmp_path / "run") == 4
     files = sorted(path.name for path in (tmp_path / "run").iterdir() if path.is_dir())
-    assert {"docids-2", "memory-3"} <= set(files)  # learning writes no documents
+    assert {"docids-3", "memory-4"} <= set(files)  # learning writes no documents
     assert len(load(tmp_path / "run", device="cpu").snapshot.memory) == 1
 
 
@@ -455,7 +455,7 @@ def test_two_writers_and_a_killed_one_lose_nothing_and_learn_nothing_by_half(ret
     def writer(number: int, count: int) -> None:
         logging.disable(logging.CRITICAL)
         for step in range(count):
-            with updating(run):
+            with index_lock(run):
                 index = load(run, device="cpu")
                 index.learn([(f"writer {number} step {step}", DOCUMENTS[n]["doc_id"]) for n in (number, number + 10)])
                 index.save(run)
@@ -479,7 +479,7 @@ def test_settings_and_an_empty_memory_stay(encoder, tmp_path):
     again = load(tmp_path / "run", device="cpu")
     again.add(DOCUMENTS[50:51])
     assert again.snapshot.memory.config.limit == 3
-    assert again.save(tmp_path / "run") == 2
+    assert again.save(tmp_path / "run") == 3
     assert (tmp_path / "run" / "memory").exists()  # not written again
     again.learn([(f"query {number}", DOCUMENTS[0]["doc_id"]) for number in range(9)])
     assert len(again.snapshot.memory) == 3

@@ -19,7 +19,7 @@ import numpy as np
 import dsi
 from dsi import Retriever
 from dsi.docids.words.analyzer import ENGLISH, Analyzer
-from dsi.store.folder.writing import updating
+from dsi.store.folder.writing import index_lock
 from tests.support.kills import fork, status_of
 from tests.support.oracles import bm25_shares
 
@@ -43,7 +43,7 @@ def write_on_and_on(run: Path, name: str, log: Path, chance: Random) -> None:
     """Change the documents of a writer without a pause."""
     with log.open("a") as file:
         while True:
-            with updating(run):
+            with index_lock(run):
                 index = load(run)
                 own = [doc_id for doc_id in index.snapshot.documents.rows if doc_id.startswith(name)]
                 change = _change(name, own, chance)
@@ -134,7 +134,7 @@ class Trials:
 
     def _compare(self, killed: list[str]) -> None:
         """Compare everything with the model; what a killed writer had begun to save is there as a whole or not at all."""
-        with updating(self.run):  # a living writer has logged what it saved
+        with index_lock(self.run):  # a living writer has logged what it saved
             self.counts["searches"] += len(self._new_lines("reader"))
             index = load(self.run)
             texts = {hit.doc_id: (hit.title, hit.text) for hit in index.search("gas", k=10**6, method="exact")}

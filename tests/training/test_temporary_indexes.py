@@ -30,7 +30,7 @@ def test_they_share_the_encoder_and_leave_with_the_retriever(sentence_bert_folde
     retrievers = [made([*TEXTS, f"Text {number}."], sentence_bert_folder) for number in range(4)]
     assert len({id(retriever.snapshot.encoder._session) for retriever in retrievers}) == 1
     assert len(folders() - {"encoder"}) == 4
-    links = {(retriever._held.folder / "encoder" / "model.safetensors").stat().st_ino for retriever in retrievers}
+    links = {(retriever._on_disk.folder / "encoder" / "model.safetensors").stat().st_ino for retriever in retrievers}
     assert len(links) == 1
     del retrievers
     gc.collect()

@@ -21,7 +21,7 @@ from dsi.docids.files.processes import ALONE
 from dsi.docids.files.reading import folder_sums
 from dsi.docids.query_memory import MemoryConfig, QueryMemory
 from dsi.search.hits import Hits
-from dsi.store.folder.writing import updating
+from dsi.store.folder.writing import index_lock
 from dsi.store.retriever import Retriever, load
 from dsi.training.stages import StageFolders
 from tests.support.kills import fork, kill_within, status_of
@@ -256,7 +256,7 @@ def has_ended(child: int) -> bool:
 
 def learn(run: Path, number: int) -> None:
     """Learn two pairs, one document each, of one query that has a number; nobody else writes meanwhile."""
-    with updating(run):
+    with index_lock(run):
         index = load(run, device="cpu")
         if not len(index.snapshot.memory):
             index = Retriever(index.snapshot.with_memory(QueryMemory(MemoryConfig(keep_queries=True, limit=10_000))))

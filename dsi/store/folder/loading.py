@@ -44,7 +44,7 @@ _DTYPES = ("float32", "bfloat16")
 _MAPPED = tuple(name for name in PARTS if name != "memory")  # which is read
 
 
-class Loaded(NamedTuple):
+class OnDisk(NamedTuple):
     """An index that was loaded, or written, with its `index_state` and its files that are mapped into memory."""
 
     folder: Path
@@ -97,7 +97,7 @@ def load_content(folder: Path, manifest: dict[str, Any]) -> Content:
     return Content(tree, documents, lexical, memory, BestScores.from_manifest(best))
 
 
-def load_index(folder: Path, device: str | None, dtype: str = "float32") -> Loaded:
+def load_index(folder: Path, device: str | None, dtype: str = "float32") -> OnDisk:
     """Load the parts of an index and its search config, after `verify` has judged it.
 
     An update that replaces the index meanwhile is loaded instead, and so is an index that is saved over this one.
@@ -111,11 +111,11 @@ def load_index(folder: Path, device: str | None, dtype: str = "float32") -> Load
         with reading(folder):
             return manifest, load_content(folder, manifest), mapped_files(folder)
 
-    def whole() -> Loaded:
+    def whole() -> OnDisk:
         """Load the rest too, which only another index in this place changes."""
         manifest, content, mapped = read_while_unchanged(folder / "manifest.json", changing)
         snapshot = read_index(folder, manifest, content, device, dtype)
-        return Loaded(folder.resolve(), content_fingerprint(manifest), snapshot, mapped)
+        return OnDisk(folder.resolve(), content_fingerprint(manifest), snapshot, mapped)
 
     return read_while_unchanged(folder, whole)
 

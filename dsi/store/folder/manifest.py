@@ -1,4 +1,4 @@
-"""The manifest of an index: what it lists, and how it is read. It is written last and read first. Knows no parts."""
+"""The manifest of an index: what it lists, and how it is read. It is written last and read first. Knows the parts by name."""
 
 import math
 import re

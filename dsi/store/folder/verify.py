@@ -42,14 +42,14 @@ def verify(folder: Path, *, again: bool = False, seconds: float = SECONDS) -> di
 
     `again`: judge it whole, though it was written here or has passed; `seconds`: of its trial, besides what its size adds.
     """
-    manifest, state = read_manifest(folder, None if again else known_sums()), sha256(folder / "manifest.json")
-    if again or not is_known(state):
-        with _one_trial(state):
-            if again or not is_known(state):  # others may have waited for the same trial
+    manifest, manifest_sum = read_manifest(folder, None if again else known_sums()), sha256(folder / "manifest.json")
+    if again or not is_known(manifest_sum):
+        with _one_trial(manifest_sum):
+            if again or not is_known(manifest_sum):  # others may have waited for the same trial
                 check_data(folder, list(manifest["files"]))
                 size = sum((folder / name).stat().st_size for name in manifest["files"])
                 _try(folder, seconds + size / _BYTES_A_SECOND)
-                remember(state)
+                remember(manifest_sum)
     return manifest
 
 
@@ -64,9 +64,9 @@ def check_data(folder: Path, names: list[str]) -> None:
     check_settings(map(folder.joinpath, names))
 
 
-def _one_trial(state: str) -> "BaseFileLock | nullcontext[None]":
+def _one_trial(manifest_sum: str) -> "BaseFileLock | nullcontext[None]":
     """Return a lock for the trial of the index whose manifest has this sum, or none where no lock can be kept."""
-    path = cache().with_name(f"{state}.lock")
+    path = cache().with_name(f"{manifest_sum}.lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
@@ -110,14 +110,14 @@ def cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "dr-scl" / "verified"
 
 
-def is_known(state: str) -> bool:
+def is_known(manifest_sum: str) -> bool:
     """True if the index whose manifest has this sum was written here, or has passed a trial."""
-    return state in _lines("verified")
+    return manifest_sum in _lines("verified")
 
 
-def remember(state: str) -> None:
+def remember(manifest_sum: str) -> None:
     """Remember that the index whose manifest has this sum may be loaded; where nothing can be kept, it is tried again."""
-    _add("verified", state)
+    _add("verified", manifest_sum)
 
 
 def known_sums() -> Callable[[Path], str]:
@@ -129,11 +129,11 @@ def known_sums() -> Callable[[Path], str]:
         changed = max(found.st_mtime_ns, found.st_ctime_ns)
         if found.st_size < _LARGE or time.time_ns() - changed < _LATELY:
             return sha256(path)
-        state = f"{found.st_dev}-{found.st_ino}-{found.st_size}-{found.st_mtime_ns}-{found.st_ctime_ns}"
-        if state not in known:
-            known[state] = sha256(path)
-            _add("sums", f"{state}:{known[state]}")
-        return known[state]
+        stamp = f"{found.st_dev}-{found.st_ino}-{found.st_size}-{found.st_mtime_ns}-{found.st_ctime_ns}"
+        if stamp not in known:
+            known[stamp] = sha256(path)
+            _add("sums", f"{stamp}:{known[stamp]}")
+        return known[stamp]
 
     return sum_of
 

@@ -81,7 +81,8 @@ def replace_index(folder: Path, index: Snapshot) -> None:
             index.lexical.save(new / "lexical")
         index.memory.save(new / "memory")
         save_docids(index.tree, index.documents.table, new / "docids")
-        generation = 1 if index.generation == 1 else 2  # training must not drop updates
+        is_as_made = index.generation == 1 and index.tree.fingerprint == index.tree.origin_fingerprint
+        generation = 1 if is_as_made else 2  # training must not drop updates
         write_manifest(new, index.encoder, index.tree, settings_of(index, config=True), generation)
         for entry in folder.iterdir() if folder.exists() else ():
             if entry.name in _OF_TRAINING or _GENERATION.fullmatch(entry.name):
@@ -125,7 +126,7 @@ def write_manifest(
 
 def write_entries(folder: Path, entries: dict[str, Any]) -> None:
     """Replace entries in the manifest of an index on disk."""
-    with updating(folder):
+    with index_lock(folder):
         write_manifest_file(folder, {**read_manifest(folder), **entries})
 
 
@@ -141,7 +142,7 @@ def search_entries(config: SearchConfig, configured: SearchConfig | None = None)
 
 
 @contextmanager
-def updating(folder: Path) -> Iterator[None]:
+def index_lock(folder: Path) -> Iterator[None]:
     """Lock an index on disk against other writers; waits for them."""
     recover_folder(folder)
     if not (folder / "manifest.json").exists():  # no lock is left without an index

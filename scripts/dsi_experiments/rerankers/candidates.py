@@ -22,7 +22,7 @@ from dsi.search.hits import Hits
 from dsi.search.queries import EncodedQueries, Queries, encoded_queries
 from dsi.search.results import SearchResult
 from dsi.store.folder.manifest import read_manifest
-from dsi.store.folder.writing import updating
+from dsi.store.folder.writing import index_lock
 from dsi.store.retriever import Retriever
 from dsi.store.snapshot import Snapshot
 
@@ -205,7 +205,7 @@ def binding(index: Path) -> dict[str, Any]:
 def save_reranker(reranker: Reranker, index: str | Path, name: str) -> Path:
     """Write a reranker beside the index that it was trained on, in one step, and return its folder, INDEX/rerank/NAME."""
     folder = reranker_folder(index, name)
-    with updating(Path(index)):
+    with index_lock(Path(index)):
         reranker.save(folder, binding(Path(index)))
     return folder
 

@@ -375,7 +375,7 @@ class Retriever:
             if self._on_disk is None:
                 raise ValueError("The index is in no folder yet. Save it to one: retriever.save(folder).")
             folder = self._on_disk.folder
-        if self._snapshot.dtype != "float32":
+        if self.snapshot.dtype != "float32":  # refused, also for a file that was cut off, before a lock is made
             raise ValueError(
                 f"This retriever's weights are of {self._snapshot.dtype}; save one that was loaded in float32."
             )

@@ -365,8 +365,9 @@ def test_a_loaded_index_does_not_need_its_folder_again(retriever, tmp_path):
     lambda own: own.search(QUERIES), lambda own: own.explain("gas"), lambda own: own.get(DOCUMENTS[0]["doc_id"]),
     lambda own: own.add(DOCUMENTS[50:]), lambda own: own.remove([DOCUMENTS[0]["doc_id"]]), lambda own: own.save("x"),
 ], ids=["search", "explain", "get", "add", "remove", "save"])  # fmt: skip
-def test_a_file_that_is_cut_off_under_a_loaded_index_is_an_error(use, encoder, tmp_path):
+def test_a_file_that_is_cut_off_under_a_loaded_index_is_an_error(use, encoder, tmp_path, monkeypatch):
     """Reading what it lacks would end the process by SIGBUS."""
+    monkeypatch.chdir(tmp_path)
     small_index(encoder, vectors=True).save(tmp_path / "index")
     loaded = load(tmp_path / "index", device="cpu")
     names = (
@@ -388,6 +389,7 @@ def test_a_file_that_is_cut_off_under_a_loaded_index_is_an_error(use, encoder, t
         assert status_of(fork(work)) == 0
         path.write_bytes(data)
     assert len(loaded.search("gas", k=3)) == 3
+    assert not list(tmp_path.glob(".x*"))
 
 
 @pytest.mark.programs

@@ -142,7 +142,7 @@ def test_an_explanation_without_all_shards_says_so(run, ray, collection):
         position = served.snapshot.tree.node(best.digits) - served.snapshot.tree.num_inner
         shard = int(position >= served.snapshot.engine.edges[1])
         process = int(served.fleet.replicas[shard][0].born.split(":")[1])
-        served.fleet.timeout = 2.0
+        served.fleet.timeout = 1.0
         os.kill(process, signal.SIGSTOP)
         try:
             hits = served.search(text, k=3)

@@ -154,6 +154,15 @@ def test_arrays_that_are_no_tree_are_not_sound(tmp_path, name, change):
     assert tree.is_sound()
 
 
+@pytest.mark.parametrize("span", [(-1, 5), (5, 3)])
+def test_spans_that_are_of_no_text_are_not_sound(span):
+    tree = random_tree(20)
+    spans = np.tile(np.array([0, 9], dtype=np.int32), (20, 1))
+    assert dataclasses.replace(tree, spans=spans).is_sound()
+    spans[7] = span
+    assert not dataclasses.replace(tree, spans=spans).is_sound()
+
+
 @pytest.mark.parametrize(
     ("name", "change"), [("doc_rows", lambda own: own.astype(np.float32)), ("embeddings", lambda own: own[0])]
 )

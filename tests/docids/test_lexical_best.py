@@ -58,6 +58,10 @@ def test_lists_are_the_rows_of_a_matrix(seed, terms, documents):
     if len(lists.documents) > 1:
         assert not Postings(lists.starts, lists.documents[::-1] + 9, lists.values, documents).is_sound()
         assert not Postings(lists.starts[::-1], lists.documents, lists.values, documents).is_sound()
+    if len(lists.documents):
+        assert not Postings(lists.starts, lists.documents, lists.values, int(lists.documents.max())).is_sound()
+    if len(further := lists_of(np.ones((1, 2), np.float32)).documents):
+        assert not Postings(np.array([0, 2]), further * 0, np.ones(2, np.float32), 2).is_sound()  # one twice
 
 
 def best_of(bm25: BM25, query: str, count: int) -> TopByWords:

@@ -154,6 +154,8 @@ def test_columns_may_have_any_name():
         ("year contains 3", "contains needs a column of lists, year is a column of integer values."),
         ("year is full", "at character 9: expected null or empty, got full"),
         ("lang like 'a' escape '!!'", "at character 22: expected one character in single quotes, got '!!'"),
+        ("lang like 'a' escape x", "at character 22: expected one character in single quotes, got x"),
+        ("score > " + "0" * 51, "at character 9: the number is too large or too long"),
         ("lang like '" + "%a" * 251 + "'", "at character 11: a text after like may have 500 characters, got 502"),
         ("not " * 51 + "flag = true", "parentheses and `not` may be nested 50 deep"),
         ("(" * 5000 + "flag = true", "parentheses and `not` may be nested 50 deep"),

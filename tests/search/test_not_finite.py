@@ -78,8 +78,10 @@ def test_vectors_that_the_caller_brings_are_checked_too(retriever, value, caplog
             row = batch.texts.index(BAD)
             getattr(batch, name)[row].reshape(-1)[0] = value if name == "embeddings" else np.nan
         given = EncodedQueries(encoded.query_ids, changed)
+        caplog.clear()
         found = retriever.search(given, 5)
         assert [ids(hits) for hits in found] == [ids(retriever.search(GOOD, 5)), []]
+        assert caplog.text.count(f"{SAID} Its answer is empty.") == 1
         assert not found[1].exact
         assert retriever.snapshot.search(given, 5).counts.tolist() == [5, 0]
         assert retriever.run(given, 5)["1"] == {}

@@ -14,6 +14,7 @@ from pathlib import Path
 import datasets
 import numpy as np
 import pandas
+import pyarrow as pa
 import pytest
 import torch
 
@@ -26,6 +27,7 @@ from dsi.search import vector_search
 from dsi.search.hits import Hit, Hits
 from dsi.search.request import SearchOptions, SearchRequest
 from dsi.search.walk import VectorWalk
+from dsi.store.folder.loading import load_documents
 from dsi.store.folder.manifest import FORMAT_VERSION, PARTS
 from dsi.store.retriever import load
 from tests.support.parts import from_parts
@@ -709,3 +711,18 @@ def test_a_retriever_is_pickled_as_the_folder_that_holds_it(encoder, tmp_path):
     assert len(pickle.loads(pickle.dumps(index))) == 51
     with pytest.raises(ValueError, match="was changed since the retriever was pickled; load the index there instead"):
         pickle.loads(before)
+
+
+@pytest.mark.parametrize("doc_ids", ["danube", None, [], [[DOCUMENTS[0]["doc_id"]]] * 2, [[]]])
+def test_follow_takes_as_many_documents_for_each_query(retriever, doc_ids):
+    with pytest.raises((TypeError, ValueError), match="doc_ids must be a list of documents for each"):
+        retriever.snapshot.follow(["rivers"], doc_ids)
+
+
+@pytest.mark.parametrize("column", ["doc_id", "title"])
+def test_a_table_that_lacks_a_column_is_refused(column, tmp_path):
+    table = pa.table({"doc_id": ["a"], "title": ["b"]}).drop_columns([column])
+    with pa.OSFile(str(tmp_path / "documents.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(ValueError, match=f"documents.arrow has no column {column}; "):
+        load_documents(tmp_path / "documents.arrow")

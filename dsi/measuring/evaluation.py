@@ -52,7 +52,7 @@ ROWS = {
     RRF: "reciprocal rank fusion (k = 60), the usual hybrid",
     DENSE_BM25: "their scores added, with a weight chosen on dev, over all documents; named after the index's lexical part",
     DECODER: "of an index with a generator: beta 0",
-    UNTAUGHT: "the index without what earlier queries have taught it, if it has learned some",
+    UNTAUGHT: "the index with its memory off, if it has learned some; train queries still chose weights and token vectors",
     GENERATE: "the index as it searches by default",
     EXACT: "the same document score over all documents",
 }

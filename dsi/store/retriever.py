@@ -30,10 +30,11 @@ from dsi.store.words import search_words
 
 
 class Changes(NamedTuple):
-    """What an update changed: documents that `add` and `remove` named, and the files that it compared, if any."""
+    """What an update changed: documents that `add` and `remove` named, the third those that are in both; and files, if any."""
 
     added: int
     removed: int
+    replaced: int
     files: FileChanges | None = None
 
 
@@ -289,7 +290,8 @@ class Retriever:
         _, after = self._change(changed)
         before, now = DocumentTable(middle[0].documents), DocumentTable(after.documents)
         updating.tell_returning(before, rows, now)
-        return Changes(len(now) - len(before) + len(rows), len(rows), *files)
+        replaced = len({*before.find(record["doc_id"] for record in new).values()} & {*rows})
+        return Changes(len(now) - len(before) + len(rows) - replaced, len(rows) - replaced, replaced, *files)
 
     def remove(self, doc_ids: Iterable[str]) -> int:
         """Remove documents, but not all, and return how many; "paper.pdf" stands for all of its pages, a path for all rows.
@@ -299,7 +301,7 @@ class Retriever:
         return self.update(remove=doc_ids).removed
 
     def learn(self, pairs: Iterable[Any]) -> int:
-        """Learn from use, at once and without training: which documents users took for which queries.
+        """Learn from use, at once and without training: which documents users chose for which queries.
 
         The part `memory` of the document score then finds these documents better for queries like these; where its weight is 0,
         a line says so. A pair counts once more each time, up to three times. The section `[memory]` says what is kept.
@@ -327,11 +329,11 @@ class Retriever:
     def forget(
         self, pairs: Iterable[Any] | None = None, *, since: learning.Moment = None, before: learning.Moment = None
     ) -> int:
-        """Forget pairs, or what was learned in a time, and return of how many pairs.
+        """Forget pairs, or what was learned in a time, and return how many pairs were forgotten, all or in part.
 
         Args:
             pairs: as `learn` takes them; an empty query stands for all of the document, and "#" with 16 digits for the query
-                that explanations and `learned` show so. All pairs by default.
+                that explanations and `learned` show so. All repetitions go. By default all pairs of the time.
             since: only what was learned from this moment on, such as "2026-11-28T14:30" in UTC, a datetime, seconds since 1970.
             before: only what was learned before this moment.
 

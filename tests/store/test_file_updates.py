@@ -387,7 +387,7 @@ def test_a_file_is_removed_as_a_whole_by_its_name_or_path_and_a_page_by_its_id(
     assert retriever.remove(["sub/rows.jsonl"]) == 4
     monkeypatch.chdir(tmp_path)
     assert retriever.remove(["notes/rows.jsonl"]) == 4
-    assert retriever.update(remove=[str(notes / "note00.md")], add=[{"id": "x", "text": "new"}]) == (1, 1, None)
+    assert retriever.update(remove=[str(notes / "note00.md")], add=[{"id": "x", "text": "new"}]) == (1, 1, 0, None)
     (notes / "note01.md").unlink()
     caplog.clear()
     assert retriever.remove(["note01.md"]) == 1
@@ -412,7 +412,7 @@ def test_a_document_that_was_removed_comes_back_with_its_folder_and_a_line_says_
     (notes / "note05.md").unlink()
     assert retriever.update(notes).files == (1, 0, 0, 11)
     assert main(["update", str(tmp_path / "run"), "--remove", "paper.pdf", "--device", "cpu"]) == 0
-    assert "2 documents removed, 0 added, 12 documents now" in capsys.readouterr().out
+    assert "2 documents removed, 0 added, 0 replaced, 12 documents now" in capsys.readouterr().out
 
 
 def test_every_part_of_a_long_file_is_found_where_it_stands(notes, tmp_path, sentence_bert_folder):

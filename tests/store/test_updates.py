@@ -195,7 +195,7 @@ def test_the_command_updates_an_index_in_place(retriever, tmp_path, capsys):
     assert f"doc_id '{DOCUMENTS[49]['doc_id']}' is in the index already" in capsys.readouterr().err
     remove = ["--remove", DOCUMENTS[49]["doc_id"], "--remove-file", str(tmp_path / "gone.txt")]
     assert main([*common, "--add", str(corpus), *remove]) == 0
-    assert "2 documents removed, 11 added, 59 documents now; generation 2" in capsys.readouterr().out
+    assert "1 document removed, 10 added, 1 replaced, 59 documents now; generation 2" in capsys.readouterr().out
     assert main([*common, "--remove", DOCUMENTS[5]["doc_id"]]) == 0
     assert "58 documents now; generation 3" in capsys.readouterr().out
     generator = {"generator"} if retriever.snapshot.engine.has_generator else set()
@@ -207,7 +207,7 @@ def test_the_command_updates_an_index_in_place(retriever, tmp_path, capsys):
     for empty in (["--add", str(tmp_path / "empty.jsonl")], ["--remove-file", str(tmp_path / "empty.jsonl")]):
         (tmp_path / "empty.jsonl").write_text("\n")
         assert main([*common, *empty]) == 0  # a nightly job without news
-        assert "0 documents removed, 0 added, 58 documents now; generation 3" in capsys.readouterr().out
+        assert "0 documents removed, 0 added, 0 replaced, 58 documents now; generation 3" in capsys.readouterr().out
     assert main(common) == 2
     assert "There is nothing to do; give a folder of files, --add FILE" in capsys.readouterr().err
     assert main([*common, "--add", str(tmp_path / "nothing.jsonl")]) == 2
@@ -302,7 +302,7 @@ def test_all_documents_can_be_replaced_by_one_command(retriever, tmp_path, capsy
     lines = [{"_id": doc_id, "text": f"A new text, number {number}."} for number, doc_id in enumerate(two)]
     corpus.write_text("".join(f"{json.dumps(line)}\n" for line in [*lines, {"_id": 5, "text": "Another text."}]))
     assert main(["update", str(run), "--device", "cpu", "--remove", *two, "--add", str(corpus)]) == 0
-    assert "2 documents removed, 3 added, 3 documents now" in capsys.readouterr().out
+    assert "0 documents removed, 1 added, 2 replaced, 3 documents now" in capsys.readouterr().out
     assert set(load(run, device="cpu").snapshot.documents.rows) == {*two, "5"}
 
 
@@ -485,3 +485,10 @@ def test_a_generator_of_the_original_tree_fits_an_updated_one():
     generator.check_tree(add_documents(original, np.ones((3, WIDTH), dtype=np.float32)))
     with pytest.raises(ValueError, match="was trained for docids"):
         generator.check_tree(add_documents(random_tree(31), np.ones((3, WIDTH), dtype=np.float32)))
+
+
+def test_an_update_counts_what_came_and_went_and_not_what_was_replaced(retriever):
+    ids = [document["doc_id"] for document in DOCUMENTS[:50]]
+    gone, new = ids[:3], DOCUMENTS[50:52]
+    assert retriever.update(add=[*DOCUMENTS[3:50], *new], remove=ids) == (len(new), len(gone), 47, None)
+    assert retriever.update(add=[DOCUMENTS[10]], remove=[ids[10]]) == (0, 0, 1, None)

@@ -111,7 +111,7 @@ def warn_unread(texts: Sequence[str], encoder: TextEncoder) -> None:
     hardly = {name: len(read) for name, read in by_name.items() if len(read) >= _FEWEST and np.median(read) < _HARDLY}
     if 10 * sum(hardly.values()) >= len(some) > 0:
         logger.warning(
-            "%.0f %% of the documents are in a language that the encoder hardly reads (%s), so it hardly finds them. %s",
+            "%.0f %% of the documents are in a language that the encoder hardly reads (%s); searches rely on BM25. %s",
             100 * sum(hardly.values()) / len(some), ", ".join(hardly), _TAKE,
         )  # fmt: skip
         return
@@ -119,7 +119,7 @@ def warn_unread(texts: Sequence[str], encoder: TextEncoder) -> None:
     while block := [text[:_BEGINNING] for text in islice(rest, BLOCK)]:
         documents, unread = documents + len(block), unread + int((encoder.shares_read(block) < LEAST_SHARE).sum())
     if unread:
-        line = "%d of %d documents are in words that the encoder cannot read, so it hardly finds them. %s"
+        line = "The encoder cannot read the words of %d of %d documents; searches for these rely on BM25. %s"
         logger.warning(line, unread, documents, _TAKE)
 
 

@@ -139,8 +139,9 @@ def randomisation_test(
 
 
 def within(values: Sequence[float], digits: int) -> str:
-    """Return half the 95 % interval of a mean of shares, in points, as " ± 0.5"; "" for a single value."""
-    return f" ± {100 * NORMAL * stdev(values) / math.sqrt(len(values)):.{digits}f}" if len(values) > 1 else ""
+    """Return half the 95 % interval of a mean of shares, in points, as " ± 0.5"; "" where all are alike, which give none."""
+    half = 100 * NORMAL * stdev(values) / math.sqrt(len(values)) if len({*values}) > 1 else 0
+    return f" ± {half:.{digits}f}" if half else ""
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -226,9 +226,10 @@ class Collection:
                     write_judgements(triples, new / "qrels" / f"{split}.tsv")
 
     def with_pairs(
-        self, pairs: str | Path | Iterable[Any], *, dev_queries: int = 500, dev_untaught: float = 0.5, seed: int = 0
-    ) -> "Collection":
-        """Return the collection with training pairs as judgements of train queries; `save` keeps it as a folder.
+        self, pairs: str | Path | Iterable[Any], split: str = "train", *, dev_queries: int = 500, dev_untaught: float = 0.5,
+        seed: int = 0,
+    ) -> "Collection":  # fmt: skip
+        """Return the collection with pairs as judgements of train, dev or test queries; `save` keeps it as a folder.
 
         Example:
             >>> from dsi.docids.data.collection import Collection
@@ -240,6 +241,7 @@ class Collection:
         Args:
             pairs: a .jsonl, .parquet, .csv or .tsv file, or records or a table, of query, positive and perhaps
                 negatives (`dsi.docids.data.pairs`), by ids or by whole texts of documents.
+            split: "train", "dev" or "test". Of train, queries that dev or test has are left out.
             dev_queries: as for `read_collection`, if there are no dev queries yet.
             dev_untaught: as for `read_collection`.
             seed: of their choice.
@@ -248,21 +250,24 @@ class Collection:
             ValueError: a malformed pair, or no pair whose positive is in the collection.
         """
         _check_cut(dev_queries, dev_untaught, seed)
+        if split not in SPLITS:
+            raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {shown(split)}.")
         name: object = "pairs"
         if isinstance(pairs, str | Path):
             name, records = pairs, pair_records(user_path(pairs))
         else:
             records = records_of(pairs, "pairs", texts=False)
-        held_out = [*self.qrels["dev"], *self.qrels["test"]]
+        held_out = [*self.qrels["dev"], *self.qrels["test"]] if split == "train" else []
         new, judgements = pair_judgements(records, name, self.queries, held_out, self.find)
         queries = {**self.queries, **new}
-        train = {query_id: dict(judged) for query_id, judged in self.qrels["train"].items()}
+        changed = {query_id: dict(judged) for query_id, judged in self.qrels[split].items()}
         for query_id, judged in judgements.items():
-            grades = train.setdefault(query_id, {})
+            grades = changed.setdefault(query_id, {})
             grades |= {doc_id: max(grade, grades.get(doc_id, grade)) for doc_id, grade in judged.items()}
-        versions, qrels = [*self.versions, digest([new, judgements])], {**self.qrels, "train": train}
-        cut = split_judgements(qrels, queries, self.rows, dev_queries, dev_untaught, seed)
-        return Collection(self.name, versions, self.documents, queries, *cut, self.rows)
+        versions, qrels = [*self.versions, digest([split, new, judgements])], {**self.qrels, split: changed}
+        qrels, trained = split_judgements(qrels, queries, self.rows, dev_queries, dev_untaught, seed)
+        trained = trained if split == "train" else self.train_file_documents
+        return Collection(self.name, versions, self.documents, queries, qrels, trained, self.rows)
 
     def pairs(self, split: str) -> list[tuple[str, int]]:
         """Return (query_id, document row) of every positive judgement of a split, in file order.

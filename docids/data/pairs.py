@@ -53,8 +53,8 @@ def pair_judgements(
     odd.warn()
     if not qrels:
         raise ValueError(
-            f"{name}: of its {number:,} pairs none can be trained on; positives are ids or whole texts of documents of the "
-            "collection, and queries are not those of dev or test."
+            f"{name}: of its {number:,} pairs none can be used; positives are ids or whole texts of documents of the "
+            "collection, and queries to train on are not those of dev or test."
         )
     return new, qrels
 

@@ -139,7 +139,7 @@ def _warn_few(queries: int, judged: int, best: Mapping[str, float]) -> None:
     elif queries < FEWEST_QUERIES:
         few = f"{queries} dev queries are too few to choose anything on"
     words = best.get("lexical_weight", LEXICAL_WEIGHT)
-    less = f", but lexical_weight is {words:g}, as this encoder's scores lie close together"
+    less = f", but lexical_weight is {words:g}, as this encoder's scores are close together"
     logger.log(level, "%s; weights are those of [search]%s.", few, less if words != LEXICAL_WEIGHT else "")
 
 

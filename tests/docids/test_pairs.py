@@ -108,7 +108,7 @@ def test_dev_queries_are_cut_from_pairs_and_a_saved_collection_keeps_them(tmp_pa
         ([{"query": ["a", "b"], "positive": "neon"}], "pairs[0] must have one query"),
         ([{"query": "a", "positive": "neon", "label": 0}], "pairs[0] has the key 'label', but pairs cannot have scores"),
         ([{"query": "a", "positive": "neon", "scores": [1]}], "pairs[0] has the key 'scores', but pairs cannot have scores"),
-        ([{"query": "a", "positive": "x"}], "pairs: of its 1 pairs none can be trained on; positives are ids or whole texts"),
+        ([{"query": "a", "positive": "x"}], "pairs: of its 1 pairs none can be used; positives are ids or whole texts"),
         ("a\n", "line 1: expected query<TAB>document, and perhaps <TAB>negatives, with tabs between them, got 'a'"),
     ],
 )  # fmt: skip
@@ -134,3 +134,19 @@ def test_the_command_trains_on_pairs(tmp_path, sentence_bert_folder, capsys):
     output = capsys.readouterr()
     assert "2 train queries" in output.err or "2 train pairs" in output.err or "20 documents" in output.err
     assert (tmp_path / "run" / "manifest.json").exists()
+
+
+def test_pairs_are_measured_on_without_ids(caplog):
+    clicks = collection().with_pairs([{"query": "glow", "positive": "neon"}], dev_queries=0)
+    frame = pandas.DataFrame(
+        [("long river", "danube"), ("long river", "volga"), ("Glow", "argon")], columns=["query", "positive"]
+    )
+    both = clicks.with_pairs(frame, "test")
+    measured = {both.queries[query_id]: judged for query_id, judged in both.qrels["test"].items()}
+    assert measured == {"long river": {"danube": 1, "volga": 1}, "glow": {"argon": 1}}
+    assert both.qrels["train"] == clicks.qrels["train"]
+    assert both.overlap_documents("test") == {"neon"}
+    assert "is judged in train and in test: what is measured there was seen before" in caplog.text
+    assert both.digest != clicks.with_pairs(frame, "dev").digest
+    with pytest.raises(ValueError, match="split must be one of train, dev, test, got 'valid'"):
+        clicks.with_pairs(frame, "valid")

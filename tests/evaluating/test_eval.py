@@ -321,7 +321,7 @@ def test_a_comparison_tells_intervals_and_a_run_that_ends_before_a_measure():
     compared = compare_runs(one, two, qrels, ["RR@10", "Recall@2"])
     values = [50.0 * (int(query_id) % 4 == 0) for query_id in qrels]
     half = 1.96 * np.std(values, ddof=1) / math.sqrt(len(values))
-    assert compared.halves == {"RR@10": f" ± {half:.2f}", "Recall@2": " ± 0.00"}
+    assert compared.halves == {"RR@10": f" ± {half:.2f}", "Recall@2": ""}
     assert "A has at most 2 documents a query, so its measures @10 are too low." in str(compared)
     assert "too low" not in str(compare_runs(one, two, qrels, ["RR@2"]))
     assert "too low" not in str(compare_runs(one, two, {"1": {"a": 1}}, ["RR@10"]))  # all relevant ones are found

@@ -430,7 +430,9 @@ def test_the_command_learns_and_forgets_files(retriever, tmp_path, capsys, heade
     path.write_text(header + "".join(f"{query}\t{doc_id}\n" for query, doc_id in [*PAIRS, PAIRS[0]]))
     assert not main(["update", str(tmp_path / "run"), "--device", "cpu", "--learn", str(path)])
     printed = capsys.readouterr()
-    assert "0 added, 0 replaced, 50 documents now; 5 pairs learned, 0 forgotten, 4 remembered; generation 2" in printed.out
+    assert (
+        "0 added, 0 replaced, 50 documents now; 5 pairs learned, 0 forgotten, 4 remembered; generation 2" in printed.out
+    )
     assert "not read" not in printed.err
     assert not main(["update", str(tmp_path / "run"), "--device", "cpu", "--forget", str(path)])
     assert "0 pairs learned, 4 forgotten, 0 remembered; generation 3" in capsys.readouterr().out

@@ -5,6 +5,7 @@ import itertools
 import json
 import logging
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -429,3 +430,19 @@ def test_every_part_of_a_long_file_is_found_where_it_stands(notes, tmp_path, sen
     assert [*retriever.snapshot.lexical.run({"query": "KX-0357"}, 3)["query"]] == ["manual.txt"]
     (hit,) = retriever.search("KX-0357", k=1, lexical_weight=100)
     assert hit.doc_id == "manual.txt"
+
+
+def test_a_copy_of_a_folder_that_stays_is_added_beside_it_and_said(tmp_path, sentence_bert_folder, caplog):
+    (tmp_path / "notes").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "notes" / f"{name}.md").write_text(f"Of {name}, a gas.")
+    retriever = dsi.index(tmp_path / "notes", encoder=str(sentence_bert_folder), device="cpu")
+    shutil.copytree(tmp_path / "notes", tmp_path / "copy")
+    assert retriever.update(tmp_path / "copy").files == (2, 0, 0, 0)
+    assert "files whose content the index has from another path; their documents come beside those: 2" in caplog.text
+    shutil.rmtree(tmp_path / "copy")
+    shutil.move(tmp_path / "notes", tmp_path / "moved")
+    caplog.clear()
+    retriever.update(tmp_path / "moved")
+    assert "from another path" not in caplog.text
+    assert len(retriever) == 2

@@ -134,8 +134,8 @@ def _unread(engine: Engine, encoded: EncodedQueries, config: SearchConfig) -> st
     if share >= _READ or engine.has_generator or engine.lexical is None or not config.lexical_weight:
         return ""
     return (
-        f"The encoder reads {share:.0%} of this query, so its part of the scores counts by the square of that share "
-        "beside words."
+        f"The encoder reads about {share:.0%} of this query; beside words, its part of each score is multiplied by the square "
+        "of that share."
     )
 
 

@@ -362,9 +362,12 @@ def _without_none(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in inner.items() if value is not None}
 
 
-def all_settings() -> list[Setting]:
-    """Return the declarations of all settings with the defaults of `Config()`, those of no section first."""
-    config, every = Config(), list(declarations(Config).values())
+def all_settings(config: Config | None = None) -> list[Setting]:
+    """Return the declarations of all settings with the values of a configuration, those of no section first."""
+    config = config or Config()
+    every = [
+        dataclasses.replace(declared, default=vars(config)[name]) for name, declared in declarations(Config).items()
+    ]
     for section, kind in section_kinds(Config).items():
         values = vars(getattr(config, section))
         every += [

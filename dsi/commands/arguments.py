@@ -136,7 +136,11 @@ def add_settings(arguments: argparse.ArgumentParser) -> None:
     add, form = partial(arguments.add_argument, "--set", dest="settings", action="append"), "SECTION.NAME=VALUE"
     example = "change one setting of the configuration, such as docids.branching=10; may be repeated"
     add(type=setting, default=[], metavar=form, help=example)
-    arguments.add_argument("--settings", action=_Settings, help="list all settings with ranges and defaults, and exit")
+    arguments.add_argument(
+        "--settings",
+        action=_Settings,
+        help="list all settings, with what the --config before it says, and exit",
+    )
 
 
 def _short(name: str, value: str) -> tuple[str, str, Any]:
@@ -144,16 +148,17 @@ def _short(name: str, value: str) -> tuple[str, str, Any]:
 
 
 class _Settings(argparse.Action):
-    """Prints the settings of a configuration and ends, as --help does."""
+    """Prints the settings of the configuration that --config named before it, and ends, as --help does."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:  # noqa: A002 (argparse's name)
         super().__init__(option_strings, dest=argparse.SUPPRESS, default=argparse.SUPPRESS, nargs=0, help=help)
 
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: Any) -> None:
         set_up()
-        from dsi.config import all_settings
+        from dsi.config import Config, all_settings
 
-        for declared in all_settings():
+        named = getattr(namespace, "config", None)
+        for declared in all_settings(Config.named(named) if named else None):
             values = declared.range or declared.kind.__name__
             print(f"{declared.section}{declared.name} = {toml_value(declared.default)}   ({values})")
             print(textwrap.indent(textwrap.fill(declared.meaning, 100), "    "))

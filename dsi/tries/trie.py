@@ -127,9 +127,7 @@ class Trie:
                 tokens decode to; a tokenizer without an end token; opening marks that are not ASCII.
         """
         openings = [opening] if isinstance(opening, str) else list(opening)
-        end = tokenizer.eos_token_id
-        if end is None:
-            raise ValueError("The tokenizer has no end token, which ends what is written; set its eos_token.")
+        end = _end_of(tokenizer)
         if not all(mark and mark.isascii() for mark in openings):
             raise ValueError(f"opening must be ASCII text, or several, got {opening!r}.")
         written = [json.dumps(text, ensure_ascii=False)[1:-1] if as_json else text for text in texts]
@@ -491,6 +489,13 @@ def _with_words(index: Any, titles: list[str]) -> list[str]:
     return names
 
 
+def _end_of(tokenizer: Any) -> int:
+    """Return a tokenizer's end token."""
+    if tokenizer.eos_token_id is None:
+        raise ValueError("The tokenizer has no end token, which ends what is written; set its eos_token.")
+    return int(tokenizer.eos_token_id)
+
+
 def _of_digits(index: Any, tokenizer: Any, first: int, marks: dict[str, Any]) -> Trie:
     """Return the trie of the docids of an index, those of removed documents left out."""
     tree = index.tree
@@ -498,7 +503,7 @@ def _of_digits(index: Any, tokenizer: Any, first: int, marks: dict[str, Any]) ->
     tokens = np.where(digits < 0, -1, digits + tree.token_offsets - 1 + first)
     rows = [[token for token in row if token >= 0] for row in tokens.tolist()]
     marks = {
-        "closing": [tokenizer.eos_token_id],
+        "closing": [_end_of(tokenizer)],
         "vocabulary": max(len(tokenizer), first + tree.vocab_size - 1),
         **marks,
     }

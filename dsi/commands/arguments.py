@@ -137,9 +137,7 @@ def add_settings(arguments: argparse.ArgumentParser) -> None:
     example = "change one setting of the configuration, such as docids.branching=10; may be repeated"
     add(type=setting, default=[], metavar=form, help=example)
     arguments.add_argument(
-        "--settings",
-        action=_Settings,
-        help="list all settings, with what the --config before it says, and exit",
+        "--settings", action=_Settings, help="list all settings, of the --config before it, and exit"
     )
 
 

@@ -46,9 +46,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if files := changes.files:
         told.append(f"files: {files.new} new, {files.changed} changed, {files.gone} gone, {files.same} the same")
     if removed or arguments.add or not files:
-        told.append(
-            f"{counted(changes.removed, 'document')} removed, {changes.added} added, {changes.replaced} replaced"
-        )
+        gone = counted(changes.removed, "document")
+        told.append(f"{gone} removed, {changes.added} added, {changes.replaced} replaced")
     if arguments.learn or forgets:
         uses = (
             f"{counted(learned, 'pair')} learned, {forgotten} forgotten, {len(retriever.snapshot.memory)} remembered; "

@@ -126,7 +126,7 @@ class VectorEngine(Engine):
             parts["memory"] = moved - dense + np.stack([scores.memory_scores(*pair) for pair in enumerate(rows)])
         if scores.extra is not None:
             parts["extra"] = np.take_along_axis(scores.extra, rows.astype(np.int64), axis=1)
-        nodes = self._path_scores(self.walk.node_scores(batch), positions)
+        nodes = self._path_scores(NodeScores(self.walk, batch), positions)
         length = (tree.paths(positions.ravel())[1] >= 0).sum(axis=1).reshape(*positions.shape, 1)
         followed = Followed(positions, nodes, parts)
         np.put_along_axis(nodes, length - 1, followed.scores[:, :, None], axis=2)
@@ -236,7 +236,7 @@ class _Search:
 
     def __init__(self, engine: VectorEngine, batch: QueryBatch, request: SearchRequest) -> None:
         tree, allowed = engine.tree, request.allowed
-        self.walk, self.node_scores = engine.walk, engine.walk.node_scores(batch)
+        self.walk, self.node_scores = engine.walk, NodeScores(engine.walk, batch)
         self.scores = engine.document_scores(batch, request)
         self.documents = count_documents(tree, allowed)
         self.k, self.count = min(request.k, self.documents), min(request.pool, self.documents)

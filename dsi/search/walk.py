@@ -88,10 +88,6 @@ class VectorWalk:
         self._some_end = [bool(self.ends[level].any()) for level in tree.levels]
         self._vectors: dict[int, Floats] = {}
 
-    def node_scores(self, batch: QueryBatch) -> "NodeScores":
-        """Return the scores of all nodes for a batch of queries."""
-        return NodeScores(self, batch)
-
     def descend(
         self,
         node_scores: "NodeScores",

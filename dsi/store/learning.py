@@ -75,9 +75,7 @@ def period(since: Moment, before: Moment, *, needed: bool) -> Period:
     """Return the time from one moment on, and before another one."""
     if needed and since is None and before is None:
         raise ValueError("forget() needs pairs, since or before, got none of them.")
-    ends = {
-        name: _moment(moment, name) for name, moment in (("since", since), ("before", before)) if moment is not None
-    }
+    ends = {name: _moment(at, name) for name, at in (("since", since), ("before", before)) if at is not None}
     found = Period(**ends)
     if found.since >= found.before:
         raise ValueError(f"before must be later than since, got since {shown(since)} and before {shown(before)}.")

@@ -96,15 +96,9 @@ def train(
     hooks = {"docids": docids, "objective": objective, "generator": generator, "fusion": fusion}
     named = preflight.for_collection(preflight.with_hooks(folder, config, hooks), collection)
     run = TrainingRun(
-        folder,
-        collection,
-        named,
-        device,
-        discard_updates=discard_updates,
-        replace=replace,
-        encoder=encoder,
+        folder, collection, named, device, discard_updates=discard_updates, replace=replace, encoder=encoder,
         cluster=cluster,
-    )
+    )  # fmt: skip
     run.train()
     return load(output, device=device)
 

@@ -22,6 +22,7 @@ from dsi.search.queries import EncodedQueries, QueryBatch
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.results import SearchResult
 from dsi.search.vector_search import VectorEngine
+from dsi.search.walk import NodeScores
 
 _TEMPERATURE = 0.05
 """Of the softmaxes over siblings; search has none."""
@@ -151,7 +152,7 @@ def siblings(engine: Engine, batch: QueryBatch, positions: Ints) -> Iterator[Sib
 def _siblings_by_vectors(engine: VectorEngine, batch: QueryBatch, positions: Ints) -> Iterator[Siblings]:
     """Yield for each level the scores of the nodes on the paths to docids [batch, n], and of their siblings."""
     tree, occupied, vectors = engine.tree, engine.tree.doc_rows >= 0, batch.embeddings
-    scorer = engine.walk.node_scores(batch)
+    scorer = NodeScores(engine.walk, batch)
     parents, digits = (array.reshape(*positions.shape, -1) for array in tree.paths(positions.ravel()))
     for level, fan_out in enumerate(tree.fan_out):
         above = np.maximum(parents[:, :, level], 0)

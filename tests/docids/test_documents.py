@@ -349,7 +349,7 @@ def test_documents_are_replaced_in_one_step(retriever, chosen, monkeypatch):
     table, engine = retriever.snapshot.documents, retriever.snapshot.engine
     untouched = {doc_id: retriever.get(doc_id) for row, doc_id in enumerate(doc_ids) if row not in chosen}
     snapshots = []
-    monkeypatch.setattr(retriever, "_hold", lambda content, hold=retriever._hold: snapshots.append(hold(content)))
+    monkeypatch.setattr(retriever, "_change", lambda content, hold=retriever._change: snapshots.append(hold(content)))
     new = [{"doc_id": doc_ids[row], "title": f"Title {row}", "text": f"text {row}"} for row in chosen]
     with pytest.raises(ValueError, match="is in the index already; have the document replaced"):
         retriever.add(new)

@@ -58,8 +58,10 @@ def test_of_several_queries_the_others_are_answered(retriever, broken, caplog, m
     run = retriever.run({"b": BAD, "g": GOOD}, 5, method=method)
     assert (list(run["b"]), list(run["g"])) == ([], ids(alone))
     among = {"b": ids(alone), "g": ids(alone)}
+    caplog.clear()
     run = retriever.run({"b": BAD, "g": GOOD}, 5, among=among, method=method)
     assert (list(run["b"]), list(run["g"])) == ([], ids(alone))
+    assert caplog.text.count(f"{SAID} Its answer is empty.") == 1
 
 
 def test_one_query_is_refused_by_its_text(retriever, broken):

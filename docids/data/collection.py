@@ -265,7 +265,8 @@ class Collection:
             grades = changed.setdefault(query_id, {})
             grades |= {doc_id: max(grade, grades.get(doc_id, grade)) for doc_id, grade in judged.items()}
         versions, qrels = [*self.versions, digest([split, new, judgements])], {**self.qrels, split: changed}
-        qrels, trained = split_judgements(qrels, queries, self.rows, dev_queries, dev_untaught, seed)
+        cut = dev_queries if split == "train" else 0
+        qrels, trained = split_judgements(qrels, queries, self.rows, cut, dev_untaught, seed)
         trained = trained if split == "train" else self.train_file_documents
         return Collection(self.name, versions, self.documents, queries, qrels, trained, self.rows)
 

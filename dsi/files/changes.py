@@ -33,8 +33,9 @@ def changed_files(documents: DocumentTable, paths: Sequence[str | Path]) -> tupl
     unchanged = {file for file, version in present.items() if version and known.get(file) == version}
     gone, unseen = _gone(known, present, [root.resolve() for root in roots], closed)
     stays = {version for file, version in known.items() if file not in gone}
-    for file in [file for file, version in present.items() if file not in known and version in stays]:
-        odd.count("files whose content the index has from another path; their documents come beside those", file)
+    for file, version in present.items():
+        if version and file not in known and version in stays:
+            odd.count("files whose content the index has from another path; their documents come beside those", file)
     for file in unseen:
         odd.count("files that cannot be looked at; what the index has of them stays", file)
     # 2) Read.

@@ -146,6 +146,9 @@ def test_pairs_are_measured_on_without_ids(caplog):
     assert measured == {"long river": {"danube": 1, "volga": 1}, "glow": {"argon": 1}}
     assert both.qrels["train"] == clicks.qrels["train"]
     assert both.overlap_documents("test") == {"neon"}
+    many = [{"query": f"query {number}", "positive": "volga"} for number in range(40)]
+    uncut = clicks.with_pairs(many, dev_queries=0)
+    assert uncut.with_pairs(frame, "test").qrels["train"] == uncut.qrels["train"]  # no dev queries are cut from them
     assert "is judged in train and in test: what is measured there was seen before" in caplog.text
     assert both.digest != clicks.with_pairs(frame, "dev").digest
     with pytest.raises(ValueError, match="split must be one of train, dev, test, got 'valid'"):

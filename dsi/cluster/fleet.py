@@ -14,7 +14,8 @@ from collections import defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakSet
 
 import numpy as np
 
@@ -118,6 +119,12 @@ class Replica:
         return self.probe == "load" or not self.states
 
 
+class Searched(Protocol):
+    """What searches one state of the index."""
+
+    state: str
+
+
 class _Wanted(NamedTuple):
     """The state of the index that replicas are to hold, and from when on."""
 
@@ -153,7 +160,8 @@ class _Question:
 class Fleet(Closes):
     """The replicas of the shards of one index.
 
-    `state` is that of the index that is served: the last that all shards were seen to hold.
+    `state` is that of the index that is served: the last that all shards were seen to hold. `engines` are those that somebody
+    holds, and so may search; replicas keep their states.
     """
 
     def __init__(
@@ -161,6 +169,7 @@ class Fleet(Closes):
     ) -> None:
         self.folder, self.timeout, self.require_all = folder, timeout, require_all
         self.partial, self.coverage, self.state, self._wanted = 0, 1.0, "", _Wanted()
+        self.engines = WeakSet[Searched]()
         self._slowest = 0.0
         self._lock, self._closed = threading.Lock(), threading.Event()
         self.replicas = [
@@ -344,7 +353,8 @@ class Fleet(Closes):
         replica.probe, wanted = "load" if loads else "status", self._wanted
         if replica.states:
             replica.since = now
-        future = replica.worker.call(replica.probe)
+        searched = [[engine.state for engine in self.engines]] if loads else []
+        future = replica.worker.call(replica.probe, *searched)
         future.add_done_callback(lambda done: self._probed(replica, now, wanted, done))
 
     @property

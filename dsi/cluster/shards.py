@@ -1,16 +1,16 @@
 """A shard: the documents below some neighbouring children of the root, which one process scores.
 
 A shard maps the files of the index, and reads of them the parts of its documents; its share of the words is in memory. It
-keeps two generations, so that searches which began before an update end with the old one. It walks no tree: a question brings
-the nodes below which it scores documents. Its numbers of nodes are those of the whole tree. Imports nothing heavy, so that it
-is back soon after it died.
+keeps the states of the index that somebody may still search, so that searches which began before an update end with the old
+one. It walks no tree: a question brings the nodes below which it scores documents. Its numbers of nodes are those of the whole
+tree. Imports nothing heavy, so that it is back soon after it died.
 """
 
 import copy
 import dataclasses
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,9 +30,6 @@ from dsi.docids.words.term_scores import Terms
 from dsi.search.lists import ListedDocuments
 from dsi.search.pools import AllDocuments, Pool, PoolSources
 from dsi.search.scores import DocumentScores, Recalled
-
-_KEPT = 2
-"""Generations that a shard holds at most."""
 
 _NO_ROWS = np.zeros(0, dtype=np.int64)
 
@@ -240,8 +237,8 @@ class Shard:
         self._states: dict[str, ShardIndex] = {}
         keep_freed_memory()
 
-    def load(self) -> tuple[str, dict[str, int]]:
-        """Load the state of the index that is on disk, if it is another one; return `status`."""
+    def load(self, searched: Collection[str] = ()) -> tuple[str, dict[str, int]]:
+        """Load the state of the index on disk, if it is another one, and keep of others those `searched`; return `status`."""
         path = self._folder / "manifest.json"
 
         def content() -> tuple[str, ShardIndex]:
@@ -259,8 +256,8 @@ class Shard:
             return state, copied
 
         state, index = read_while_unchanged(path, content)
-        others = [entry for entry in self._states.items() if entry[0] != state]
-        self._states = dict([*others, (state, index)][-_KEPT:])  # the one in use is the last to go
+        kept = {name: held for name, held in self._states.items() if name in searched and name != state}
+        self._states = {**kept, state: index}
         return self.status()
 
     def status(self) -> tuple[str, dict[str, int]]:

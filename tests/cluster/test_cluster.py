@@ -290,8 +290,8 @@ def test_updates_are_seen_in_all_shards_or_in_none(cluster, runs, tmp_path, coll
         try:
             removed = shards.snapshot.documents.column("doc_id")[3]
             for change in (lambda: shards.add([new]), lambda: shards.remove([removed])):
-                before = len(seen)
                 change()
+                before = len(seen)
                 states.append(alone(folder).run(named(texts), 5))
                 wait_until(lambda before=before: len(seen) > before + 1)  # one search began after the change
         finally:

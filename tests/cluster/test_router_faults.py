@@ -172,27 +172,39 @@ def test_a_shard_loads_files_of_one_state(run, monkeypatch):
         return found
 
     monkeypatch.setattr("dsi.cluster.shards.read_record", changing)
-    shard.load()
-    assert list(shard.status()[1])[-1] == index_state(run)
-    assert before in shard.status()[1]
+    shard.load([before])
+    assert list(shard.status()[1]) == [before, index_state(run)]
 
 
-def test_the_state_that_is_asked_for_again_stays(run, tmp_path):
+def test_states_that_are_searched_stay(run):
     shard = Shard(str(run), 0, 2)
-    backup = shutil.copytree(run, tmp_path / "backup")
-    first = index_state(run)
-    index = alone(run)
-    index.add([NEW])
-    index.save(run)
+    states = [*shard.status()[1]]
+    for number in range(3):
+        index = alone(run)
+        index.add([{**NEW, "doc_id": f"new {number}"}])
+        index.save(run)
+        shard.load(states[:1])
+        states.append(index_state(run))
+        assert list(shard.status()[1]) == [states[0], states[-1]]
     shard.load()
-    shutil.rmtree(run)
-    shutil.copytree(backup, run)
-    shard.load()
-    index = alone(run)
-    index.add([{**NEW, "doc_id": "other"}])
-    index.save(run)
-    shard.load()
-    assert list(shard.status()[1]) == [first, index_state(run)]
+    assert list(shard.status()[1]) == states[-1:]
+
+
+def test_what_somebody_holds_can_be_searched_after_many_updates(run, local, collection):
+    texts = texts_of(collection)[:4]
+    with serve(run, local) as served:
+        before = served.snapshot
+        encoded = served.encode_queries(texts)
+        expected = before.search(encoded)
+        for number in range(3):
+            served.add([{**NEW, "doc_id": f"new {number}", "text": texts[number]}])
+        found = before.search(encoded)
+        assert found.positions.tolist() == expected.positions.tolist()
+        assert found.coverage.tolist() == [1.0] * len(texts)
+        del before
+        served.add([{**NEW, "doc_id": "last"}])
+        held = {state for replica in served.fleet.all for state in replica.states}
+        assert len(held) == 2, "the last two: of others nobody has a snapshot"
 
 
 def test_every_change_reaches_the_shards(run, local, collection, tmp_path):

@@ -49,6 +49,7 @@ licences: .venv/installed
 # What the example needs: the library and its encoder. Modules are compiled when they are first imported; most never are.
 .venv/example: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --upgrade --constraint constraints.txt pip
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable ".[example]"
 	touch $@
@@ -56,6 +57,7 @@ licences: .venv/installed
 # The workshop: tests, linters, documentation, and the papers' wing.
 .venv/installed: pyproject.toml constraints.txt scripts/pyproject.toml
 	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --upgrade --constraint constraints.txt pip
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt torch --editable ".[example,dev,docs]" --editable "scripts[figures,irds,rerank]"
 	touch .venv/example $@
 

@@ -105,7 +105,7 @@ def kill_a_task(killed: list[int]) -> None:
         time.sleep(0.005)
 
 
-@pytest.mark.cluster
+@pytest.mark.slow
 def test_a_process_that_dies_costs_its_block(ray, collection, config, expected, tmp_path, monkeypatch):
     """A process is killed while blocks are made; a part of a file that one left is gone."""
     values, killed = ray.processes.map, []
@@ -158,7 +158,7 @@ def test_a_driver_that_dies_is_resumed(ray, collection, config, expected, tmp_pa
     assert files_of(folder) == expected
 
 
-@pytest.mark.cluster
+@pytest.mark.slow
 def test_a_block_whose_processes_die_is_named(ray, collection, config, tmp_path, monkeypatch):
     monkeypatch.setattr(Encoder, "__reduce__", lambda self: (os._exit, (1,)))
     with pytest.raises(LostError, match=r"write_block \d+ was given up: its process died 3 times \("):

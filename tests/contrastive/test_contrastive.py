@@ -245,7 +245,7 @@ def test_training_pulls_queries_to_their_documents(negatives, encoder, tmp_path)
 
     before = share_right()
     config = ContrastiveConfig(
-        loss="scl", temperature=0.1, batch_size=8, epochs=60, learning_rate=2e-3, negatives=negatives
+        loss="scl", temperature=0.1, batch_size=8, epochs=30, learning_rate=2e-3, negatives=negatives
     )
     rows = contrastive_rows(documents, queries, hard_negatives(BM25(list("abcd"), documents), queries, negatives))
     modes = set()

@@ -112,7 +112,7 @@ LETTERS = {
 }
 
 
-@pytest.mark.parametrize("length", [3, 12, 2000])
+@pytest.mark.parametrize("length", [3, pytest.param(12, marks=pytest.mark.slow), 2000])
 @pytest.mark.parametrize("letters", LETTERS)
 def test_what_an_analyzer_remembers_is_bounded_in_bytes_whatever_queries_hold(monkeypatch, letters, length):
     most, chosen = 1 << 18, random.Random(0)

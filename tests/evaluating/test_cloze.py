@@ -15,17 +15,20 @@ TEXTS = ["Neon glows.", "The Danube flows."]
 
 
 @pytest.mark.parametrize(("spread", "weight"), [(0.5, 0.7), (0.25, 0.495), (0.11, 0.328), (0.02, 0.7)])
-def test_words_weigh_less_beside_an_encoder_whose_scores_lie_close_together(monkeypatch, caplog, spread, weight):
+def test_words_weigh_less_beside_an_encoder_whose_scores_lie_close_together(
+    monkeypatch, caplog, spread, weight, sentence_bert_folder
+):
     monkeypatch.setattr(TextEncoder, "spread", spread)
     with caplog.at_level("INFO"):
-        assert dsi.index(TEXTS).search_config.lexical_weight == weight
+        assert dsi.index(TEXTS, encoder=sentence_bert_folder).search_config.lexical_weight == weight
     assert (f"lexical_weight is {weight:g}" in caplog.text) is (weight != LEXICAL_WEIGHT)
     assert "tuned" not in caplog.text
 
 
-def test_a_weight_of_words_that_is_set_stays(monkeypatch):
+def test_a_weight_of_words_that_is_set_stays(monkeypatch, sentence_bert_folder):
     monkeypatch.setattr(TextEncoder, "spread", 0.11)
-    own = dsi.index(TEXTS, config=dsi.Config().with_changes({"search": {"lexical_weight": 0.25}}))
+    config = dsi.Config().with_changes({"search": {"lexical_weight": 0.25}})
+    own = dsi.index(TEXTS, config=config, encoder=sentence_bert_folder)
     assert own.search_config.lexical_weight == 0.25
 
 
@@ -42,11 +45,14 @@ def test_the_spread_is_that_of_answers_above_other_documents(monkeypatch):
     assert encoder.spread == pytest.approx(0.2)
 
 
-def test_a_collection_without_queries_has_the_usual_weight_and_a_line_says_so(tmp_path, caplog):
+def test_a_collection_without_queries_has_the_usual_weight_and_a_line_says_so(
+    tmp_path, caplog, monkeypatch, sentence_bert_folder
+):
+    monkeypatch.setattr(TextEncoder, "spread", 0.5)
     lines = (MINIPEDIA / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:60]
     (tmp_path / "corpus.jsonl").write_text("\n".join(lines), encoding="utf-8")
     with caplog.at_level("INFO"):
-        retriever = dsi.index(dsi.read_collection(tmp_path))
+        retriever = dsi.index(dsi.read_collection(tmp_path), encoder=sentence_bert_folder)
     assert retriever.search_config.lexical_weight == LEXICAL_WEIGHT
     assert "There are no queries to tune on" in caplog.text
 
@@ -85,6 +91,6 @@ def test_only_sentences_that_the_encoder_reads_are_asked(caplog):
 @pytest.mark.parametrize(
     "texts", [["One sentence"] * 12, ["12 34. 56 78."] * 4, ["The same. Twice here, as always."] * 9]
 )
-def test_few_questions_say_nothing(texts):
+def test_few_questions_say_nothing(texts, sentence_bert_folder):
     collection = dsi.Collection.from_records([{"id": str(number), "text": text} for number, text in enumerate(texts)])
-    assert ask(dsi.index(collection), collection.documents) is None
+    assert ask(dsi.index(collection, encoder=sentence_bert_folder), collection.documents) is None

@@ -199,8 +199,9 @@ def test_a_beam_as_wide_as_the_leaves_finds_everything_in_order(documents, branc
     assert result.exact.all()
 
 
-@pytest.mark.parametrize("beam_width", [2, 5, 30])
-@pytest.mark.parametrize("objective", ["ce", "plt", "otm"])
+@pytest.mark.parametrize(
+    ("objective", "beam_width"), [("ce", 2), ("ce", 5), ("plt", 5), ("plt", 30), ("otm", 2), ("otm", 30)]
+)
 def test_a_certified_answer_is_the_best_of_all_documents_whatever_the_objective(objective, beam_width):
     tree = random_tree(60, branching=3, leaf=2)
     generator, batch = random_generator(tree, objective=objective), random_batch(40)

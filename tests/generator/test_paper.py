@@ -116,10 +116,8 @@ def test_the_index_is_evaluated_and_searched_as_a_command(trained, capsys):
         assert retriever.search(query, method=method)[0].doc_id in printed
 
 
-@pytest.mark.programs
-@pytest.mark.parametrize(
-    "dtype", [HALVES[0], *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in HALVES[1:])], ids=str
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_the_system_trains_from_models_in_half_precision(dtype, sentence_t5_folder, t5_folder, tmp_path):
     encoder = save_encoder_in(dtype, sentence_t5_folder, tmp_path / "encoder")
     t5 = save_t5_in(dtype, t5_folder, tmp_path / "t5")

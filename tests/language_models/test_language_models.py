@@ -138,7 +138,7 @@ def test_training_lowers_the_loss_and_a_killed_one_resumes(models, kind, tmp_pat
 
 
 @pytest.mark.programs
-@pytest.mark.parametrize("kind", ["llama", "t5"])
+@pytest.mark.parametrize("kind", ["llama", pytest.param("t5", marks=pytest.mark.slow)])
 def test_an_index_with_a_language_model_is_trained_fused_explained_updated_and_kept(
     beir, sentence_t5_folder, models, kind, tmp_path
 ):

@@ -97,9 +97,10 @@ def passages_of(index, query, hit, count):
 
 
 @pytest.mark.parametrize("query", QUERIES)
-@pytest.mark.parametrize("count", [2, 6])
 @pytest.mark.parametrize(
-    "options", [{}, {"method": "exact"}, {"where": "even = true"}, {"deny": ["d1", "d4"]}], ids=str
+    ("count", "options"),
+    [(2, {}), (6, {}), (2, {"method": "exact"}), (6, {"where": "even = true"}), (2, {"deny": ["d1", "d4"]})],
+    ids=str,
 )
 def test_passages_are_the_best_pieces_in_their_order_none_of_which_overlap(index, query, count, options):
     hits = index.search(query, k=12, passages=count, **WEIGHTS, **options)
@@ -259,8 +260,11 @@ def evidence_of(index, query, budget, **options):
 
 
 @pytest.mark.parametrize("query", QUERIES)
-@pytest.mark.parametrize("budget", [80, 250, 700])
-@pytest.mark.parametrize("options", [{}, {"where": "even = true"}, {"deny": ["d1", "d4"]}], ids=str)
+@pytest.mark.parametrize(
+    ("budget", "options"),
+    [(80, {}), (250, {"where": "even = true"}), (700, {}), (700, {"deny": ["d1", "d4"]})],
+    ids=str,
+)
 def test_evidence_is_the_best_sentences_that_fit(index, query, budget, options):
     found = index.evidence(query, tokens=budget, **WEIGHTS, **options)
     shown = {}

@@ -304,7 +304,9 @@ def _check_candidates(case, query, dense, plain, scores, rows_allowed, result, k
     np.testing.assert_allclose(result.scores[query], expected, rtol=1e-5, atol=1e-5, err_msg=str(seed))
 
 
-@pytest.mark.parametrize("start", range(0, 240, 40))
+@pytest.mark.parametrize(
+    "start", [0, 40, 80, *(pytest.param(start, marks=pytest.mark.slow) for start in (120, 160, 200))]
+)
 def test_both_methods_are_as_defined(start):
     assert sum(check(seed) for seed in range(start, start + 40)) > 200
 

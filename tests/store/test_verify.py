@@ -363,8 +363,8 @@ def assert_all_end_well(folder, changes):
 
 
 @pytest.mark.programs
-def test_two_dozen_edits_end_as_fine_or_in_one_line(index):
-    counts = assert_all_end_well(index, edits(index, 24, seed=5))
+def test_a_dozen_edits_end_as_fine_or_in_one_line(index):
+    counts = assert_all_end_well(index, edits(index, 12, seed=5))
     assert counts["clear line"]
     assert counts["fine"] + counts["probe's line"]
 

@@ -17,6 +17,7 @@ VARIABLES = {
     "RAY_health_check_timeout_ms": "300",
     "RAY_health_check_failure_threshold": "3",
     "RAY_health_check_initial_delay_ms": "500",
+    "RAY_worker_niceness": "0",  # other tests take the processors
     "RAY_idle_worker_killing_time_threshold_ms": "600000",  # a process that has imported all gets the next task
 }
 

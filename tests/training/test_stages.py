@@ -45,7 +45,7 @@ def read(monkeypatch):
 TOKENS = {"tokens": {"bits": 8}, "search": {"token_weight": 0.5}}
 
 
-@pytest.mark.parametrize("changes", [{}, TOKENS, {"docids": {"pieces": 2}}, TOKENS | {"docids": {"pieces": 2}}])
+@pytest.mark.parametrize("changes", [{}, TOKENS | {"docids": {"pieces": 2}}])
 def test_other_docids_embed_nothing_again(changes, collection, config, read, tmp_path):
     config = config.with_changes(changes | {"contrastive": {"loss": "none"}})
 

@@ -1,7 +1,7 @@
 """Work shared by several processes: its division, and the exchange of results. Knows nothing of launchers."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -28,7 +28,7 @@ class Processes:
     rank: int = 0  # of this process, from 0
     count: int = 1  # of all processes
     # returns, on every process, the list by rank of the values that processes pass in; waits for all
-    gather: Callable[[Any], list[Any]] = lambda value: [value]
+    gather: Callable[[Any], list[Any]] = field(default=lambda value: [value], repr=False)
 
     @property
     def is_main(self) -> bool:

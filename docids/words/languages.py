@@ -14,6 +14,7 @@ _STEMMED = {
     "sv": "swedish", "ta": "tamil", "tr": "turkish", "yi": "yiddish",
 }  # fmt: skip
 """{language code: its Snowball stemmer}; Nigerian Pidgin is what short English texts are taken for."""
+_OTHERS = {"bn": "bengali", "he": "hebrew", "ja": "japanese", "ko": "korean", "th": "thai", "zh": "chinese"}
 _TEXTS, _CHARACTERS = 200, 500
 """How many texts are compared, evenly spread, and how much of each."""
 _MOST = 0.7
@@ -38,11 +39,11 @@ def sample(texts: Sequence[str]) -> list[str]:
 
 
 def language_of(text: str) -> str:
-    """Return the stemmer of the language of a text, or the language's code if it has none."""
+    """Return the stemmer of the language of a text, or if it has none, the language's name or code."""
     from py3langid import classify  # loads its model, which takes a while
 
     code = classify(text)[0]
-    return _STEMMED.get(code, code)
+    return _STEMMED.get(code) or _OTHERS.get(code, code)
 
 
 def _is_spaced(text: str) -> bool:

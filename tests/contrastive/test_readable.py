@@ -5,6 +5,7 @@ import random
 import re
 from copy import copy
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -250,6 +251,14 @@ def test_a_notable_share_in_a_language_that_is_hardly_read_is_told(german, engli
     warn_unread(texts, reader)
     assert told in caplog.text
     assert bool(caplog.text) == bool(told)
+
+
+def test_languages_are_told_by_their_names(caplog):
+    texts = ["Von allen Flüssen war der längste die Wolga."] * 9 + [
+        "汉字是一种文字。今天天气很好，我们去公园散步。"
+    ] * 9
+    warn_unread(texts, SimpleNamespace(shares_read=lambda own: np.full(len(own), 0.1)))
+    assert "hardly reads (german, chinese)" in caplog.text
 
 
 def test_a_selection_of_queries_keeps_their_shares(retriever):

@@ -104,6 +104,12 @@ def sentence_bert_folder(tmp_path_factory, tokenizer_folder: Path) -> Path:
     return save_sentence_encoder(tmp_path_factory.mktemp("sentence-bert"), model, tokenizer_folder)
 
 
+@pytest.fixture
+def tiny_default(sentence_bert_folder: Path, monkeypatch):
+    """The tiny Sentence-BERT in place of all-MiniLM-L6-v2, for what does not depend on how well it reads."""
+    monkeypatch.setattr("dsi.contrastive.encoder.packaged_encoder", lambda: sentence_bert_folder)
+
+
 @pytest.fixture(scope="session")
 def t5_folder(tmp_path_factory, tiny_t5_config, tokenizer_folder: Path) -> Path:
     """A tiny T5 on disk with its tokenizer."""

@@ -399,6 +399,7 @@ def test_the_shipped_collection_has_a_name(tmp_path, monkeypatch):
 
 
 @needs_readers
+@pytest.mark.usefixtures("tiny_default")
 def test_an_index_of_texts_is_searched_without_training(notes, tmp_path, caplog):
     caplog.set_level("INFO")
     retriever = dsi.index(notes, tmp_path / "run", device="cpu")
@@ -594,7 +595,7 @@ def test_a_heading_of_many_spaces_takes_no_time(tmp_path):
     assert time.perf_counter() - started < 10
 
 
-@pytest.mark.programs
+@pytest.mark.usefixtures("tiny_default")
 def test_the_shell_indexes_a_folder_of_texts_and_says_that_there_are_no_train_queries(notes, tmp_path, capsys):
     assert main(["train", str(notes), str(tmp_path / "run"), "--device", "cpu"]) == 0
     assert " 0 train queries: encoder, docids, lexical, memory\n" in capsys.readouterr().err

@@ -40,6 +40,7 @@ def made(tmp_path_factory):
 
 
 @pytest.mark.programs
+@pytest.mark.usefixtures("tiny_default")
 @pytest.mark.parametrize("name", KEPT)
 def test_a_program_trains_and_measures_and_the_index_names_its_part(name, made, beir, tmp_path, monkeypatch, capsys):
     thin_out(beir(), train=3, dev=6, test=6).rename(tmp_path / "COLLECTION")

@@ -244,7 +244,7 @@ def test_langchain_documents_hold_text_metadata_and_rank(retriever, without_text
     ]
 
 
-@pytest.mark.programs
+@pytest.mark.usefixtures("tiny_default")
 def test_langchain_keeps_a_documents_own_rank_and_score():
     own = {"rank": 3, "score": 0.5}
     index = dsi.index(

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
-from scipy.special import expit, logsumexp
+from scipy.special import expit
 
 from dsi.docids.types import Qrels, Run
 from dsi.eval.measures import checked_values, ranking
@@ -101,7 +101,7 @@ def _loss(coefficients: Doubles, queries: Sequence[_Choices], scale: Doubles) ->
     value, slope, weights = 0.0, np.zeros(len(coefficients)), coefficients * scale
     for relevant, others, shares in queries:
         scores = others @ weights
-        total = logsumexp(scores)
+        total = np.logaddexp.reduce(scores)
         behind = total - relevant @ weights
         value += float(shares @ np.logaddexp(0, behind))
         missing = shares * expit(behind)

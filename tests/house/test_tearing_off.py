@@ -37,7 +37,7 @@ WHOLE = ("tests/house", "tests/wing", "tests/trials")
 """Tests of the whole repository, not of the core."""
 MEET = (
     "tests/commands",
-    "tests/store/test_retriever.py",
+    "tests/store/test_home_folder.py",
     "tests/evaluating/test_evaluation.py::test_baselines_come_first",
 )
 """Tests of the modules of the core that import rooms inside functions."""

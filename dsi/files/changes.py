@@ -1,10 +1,12 @@
 """What changed in files and folders since an index was made of them. Changes no index."""
 
+import os
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from dsi.docids.data.locations import FILE, PLACE, VERSION
@@ -13,7 +15,25 @@ from dsi.docids.files.checks import shown, user_path
 from dsi.files.documents import Held, records_of_files
 from dsi.files.folders import source_files
 from dsi.store.documents.table import DocumentTable
-from dsi.store.updating import FileChanges, fitted, is_absent
+from dsi.store.updating import FileChanges, fitted
+
+
+def tell_returning(before: DocumentTable, rows: Sequence[int], now: DocumentTable) -> None:
+    """Warn of documents, rows of the table before, that were removed while their files stay: updates bring them back."""
+    if not rows or FILE not in before.column_names:
+        return
+    odd, left = Oddities("remove"), {*now.column(FILE)}
+    doc_ids, files = (before.column(name).take(np.array(rows)) for name in ("doc_id", FILE))
+    replaced = now.find(doc_ids)
+    for doc_id, file in zip(doc_ids, files, strict=True):
+        if doc_id in replaced or not file or _is_absent(Path(file)):
+            continue
+        if file in left:
+            odd.count("documents of files of which others stay; they come back when the file changes", doc_id)
+        else:
+            back = "the next update of the folder brings them back, unless the files are deleted or a .gitignore names them"
+            odd.count(f"documents whose files are still there; {back}", doc_id)
+    odd.warn()
 
 
 def changed_files(documents: DocumentTable, paths: Sequence[str | Path]) -> tuple[FileChanges, list[Row], list[int]]:
@@ -61,19 +81,46 @@ def _gone(
     known: Mapping[str, str], present: Mapping[str, str], roots: Sequence[Path], closed: Collection[str]
 ) -> tuple[set[str], list[str]]:
     """Return the files of an index that left the folders, and those that cannot be looked at."""
-    moved, gone, unseen = {version for file, version in present.items() if file not in known}, set[str](), list[str]()
+    moved = {version: file for file, version in present.items() if version and file not in known}
+    gone, unseen, folders = set[str](), list[str](), [*roots, *_left(known, moved)]
     for file, version in known.items():
         path = Path(file)
         if file in present:
             continue
-        if any(path.is_relative_to(root) for root in roots):
+        if any(path.is_relative_to(folder) for folder in folders):
             if any(str(place) in closed for place in (path, *path.parents)):
                 unseen.append(file)
             else:
                 gone.add(file)
-        elif version and version in moved and is_absent(path):
+        elif version in moved and _is_absent(path):
             gone.add(file)
     return gone, unseen
+
+
+def _left(known: Mapping[str, str], moved: Mapping[str, str]) -> list[Path]:
+    """Return folders that were moved: they are not there, and at least half of what an index has of them is somewhere else.
+
+    `known`: {file: version} of the index; `moved`: {version: file} of what is new.
+    """
+    found = Counter[Path]()
+    for file, version in known.items():
+        here, there = Path(file), Path(moved.get(version, ""))
+        while here.name == there.name and _is_absent(here.parent):
+            here, there = here.parent, there.parent
+        found[here] += str(here) != file
+    below = {
+        folder: sum(Path(file).is_relative_to(folder) for file in known) for folder, count in found.items() if count
+    }
+    return [folder for folder, files in below.items() if 2 * found[folder] >= files]
+
+
+def _is_absent(path: Path) -> bool:
+    """True if there is no such file; one that cannot be looked at is there."""
+    try:
+        os.lstat(path)
+    except OSError as error:
+        return isinstance(error, FileNotFoundError | NotADirectoryError)
+    return False
 
 
 def _losing(changed: Collection[str], read: Sequence[Row], doc_ids: Sequence[str], files: Sequence[str]) -> set[str]:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack, overload
@@ -289,7 +290,10 @@ class Retriever:
 
         _, after = self._change(changed)
         before, now = DocumentTable(middle[0].documents), DocumentTable(after.documents)
-        updating.tell_returning(before, rows, now)
+        with suppress(ModuleNotFoundError):  # without that room no update brings documents back
+            from dsi.files.changes import tell_returning
+
+            tell_returning(before, rows, now)
         replaced = len({*before.find(record["doc_id"] for record in new).values()} & {*rows})
         return Changes(len(now) - len(before) + len(rows) - replaced, len(rows) - replaced, replaced, *files)
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from dsi.contrastive.blocks import warn_cut, warn_unread
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.contrastive.tokens import TokenHead
-from dsi.docids.data.locations import FILE, PLACE, SOURCE, base_of
-from dsi.docids.data.records import COLUMNS, Oddities, Row, checked_documents, converted, kind_of
+from dsi.docids.data.locations import FILE, PLACE, SOURCE, VERSION, base_of
+from dsi.docids.data.records import COLUMNS, Row, checked_documents, converted, kind_of
 from dsi.docids.data.sources import records_of
 from dsi.docids.data.tables import Column
 from dsi.docids.files.checks import shown
@@ -95,6 +95,7 @@ def with_documents(
     new = [record for record in records if rows.get(record["doc_id"]) not in same]
     gone = sorted({*rows.values(), *removed} - same.keys())
     again = {rows[record["doc_id"]]: number for number, record in enumerate(new) if record["doc_id"] in rows}
+    again = _renamed(table, gone, new) | again
     return _with_new(content, encoder, new, gone, again) if new else _without_documents(content, gone)
 
 
@@ -134,6 +135,15 @@ def _known_rows(table: pa.Table, records: Sequence[Row]) -> dict[str, int]:
         return rows
     held = enumerate(zip(Column(table[FILE]), Column(table[PLACE]), strict=True))
     return {names[place]: row for row, place in held if place in names and not place[1].startswith("row=")} | rows
+
+
+def _renamed(table: pa.Table, gone: Sequence[int], new: Sequence[Row]) -> dict[int, int]:
+    """Return {row: number among the new} of documents that go, as their files have other names now: what is learned stays."""
+    numbers = {(record[VERSION], record[PLACE]): number for number, record in enumerate(new) if record.get(VERSION)}
+    if not numbers or not gone or FILE not in table.column_names:
+        return {}
+    known = zip(*(Column(table[name]).take(np.array(gone)) for name in (VERSION, PLACE)), strict=True)
+    return {row: numbers[content] for row, content in zip(gone, known, strict=True) if content in numbers}
 
 
 def _with_same_texts(table: pa.Table, records: Sequence[Row], rows: Mapping[str, int]) -> dict[int, Row]:
@@ -217,15 +227,6 @@ class FileChanges(NamedTuple):
     same: int
 
 
-def is_absent(path: Path) -> bool:
-    """True if there is no such file; one that cannot be looked at is there."""
-    try:
-        os.lstat(path)
-    except OSError as error:
-        return isinstance(error, FileNotFoundError | NotADirectoryError)
-    return False
-
-
 def rows_to_remove(documents: DocumentTable, names: Sequence[str]) -> list[int]:
     """Return the rows of documents, and of all documents of files, that a removal names.
 
@@ -251,24 +252,6 @@ def rows_to_remove(documents: DocumentTable, names: Sequence[str]) -> list[int]:
             )
         rows.update(rows_of[files[0]] if files else documents.rows_of([name], "remove"))
     return sorted(rows)
-
-
-def tell_returning(before: DocumentTable, rows: Sequence[int], now: DocumentTable) -> None:
-    """Warn of documents, rows of the table before, that were removed while their files stay: updates bring them back."""
-    if not rows or FILE not in before.column_names:
-        return
-    odd, left = Oddities("remove"), {*now.column(FILE)}
-    doc_ids, files = (before.column(name).take(np.array(rows)) for name in ("doc_id", FILE))
-    replaced = now.find(doc_ids)
-    for doc_id, file in zip(doc_ids, files, strict=True):
-        if doc_id in replaced or not file or is_absent(Path(file)):
-            continue
-        if file in left:
-            odd.count("documents of files of which others stay; they come back when the file changes", doc_id)
-        else:
-            back = "the next update of the folder brings them back, unless the files are deleted or a .gitignore names them"
-            odd.count(f"documents whose files are still there; {back}", doc_id)
-    odd.warn()
 
 
 def _without_documents(content: Content, rows: Sequence[int]) -> Content:

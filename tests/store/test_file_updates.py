@@ -157,6 +157,34 @@ def test_a_folder_that_moved_is_read_again(notes, retriever, tmp_path):
     assert len(retriever.snapshot.documents) == 14
 
 
+def test_a_folder_that_moved_and_changed_keeps_nothing_that_it_lacks(notes, retriever, tmp_path):
+    (notes / "note05.md").unlink()
+    (notes / "note07.md").write_text("Other words.")
+    notes.rename(tmp_path / "moved")
+    assert retriever.update(tmp_path / "moved").files == (12, 0, 13, 0)
+    assert len(retriever.snapshot.documents) == 13
+    assert "note05.md" not in retriever.snapshot.documents.rows
+    assert retriever.get("note07.md").text == "Other words."
+
+
+def test_few_files_from_a_folder_that_is_not_there_are_not_the_folder(notes, retriever, tmp_path):
+    (tmp_path / "few").mkdir()
+    for number in range(3):
+        (notes / f"note0{number}.md").rename(tmp_path / "few" / f"note0{number}.md")
+    notes.rename(tmp_path / "away")  # as a drive that is not mounted
+    assert retriever.update(tmp_path / "few").files == (3, 0, 3, 0)
+    assert len(retriever.snapshot.documents) == 14
+
+
+def test_a_file_with_another_name_keeps_what_was_learned(notes, retriever):
+    retriever.learn([("which words", "note05.md"), ("other words", "note06.md")])
+    (notes / "note05.md").rename(notes / "renamed.md")
+    assert retriever.update(notes).files == (1, 0, 1, 12)
+    assert "note05.md" not in retriever.snapshot.documents.rows
+    assert {pair.doc_id for pair in retriever.learned()} == {"renamed.md", "note06.md"}
+    assert retriever.search("which words", k=1)[0].doc_id == "renamed.md"
+
+
 def test_an_index_of_records_has_no_files_to_compare(tmp_path, notes, sentence_bert_folder):
     retriever = dsi.index(
         ["Neon glows.", "Bees dance."], tmp_path / "run", encoder=str(sentence_bert_folder), device="cpu"

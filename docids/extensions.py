@@ -183,13 +183,14 @@ def _load_imported(group: str, path: str) -> Any:
         target = import_module(module)
     if target is None:
         raise ValueError(
-            f"The {_WHAT[group]} {path!r} is not known here; import {module} first, or have a package name it (entry points "
-            f"of {group}). Names in files import nothing."
+            f"The {_WHAT[group]} {path!r} is not known here; in Python import {module} first; in a shell only a part that a "
+            f"package names is known (entry points of {group}). Names in files import nothing."
         )
     for name in names.split("."):
         target = getattr(target, name, None)
     if not callable(target):
-        raise ValueError(f"The {_WHAT[group]} {path!r} must be a function or a class of {module}, got {shown(target)}.")
+        what = f"The {_WHAT[group]} {path!r}"
+        raise ValueError(f"{what} must be a function or a class at the top of {module}, got {shown(target)}.")
     return target
 
 

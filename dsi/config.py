@@ -79,8 +79,8 @@ class GeneratorConfig:
 
     docid_tokens: str = "none"
     """What a docid token is: "digits", a (level, digit) pair with weights of its own, as in the paper; the name of a generator
-    that another package adds, or the import path of its class; or "none": the index has no generator, and searches walk down
-    the tree by the vectors of its nodes."""
+    that another package adds, in Python the import path of its class; or "none": the index has no generator, and searches walk
+    down the tree by the vectors of its nodes."""
     reads: Literal["states", "text"] = "states"
     """What the decoder reads: "states", the encoder's token states, as in the paper; or "text", the text itself: then `decoder`
     is any causal or sequence-to-sequence model of transformers, with its own tokenizer (see `dsi.language_models`)."""
@@ -119,7 +119,7 @@ class TrainingConfig:
 
     objective: str = CROSS_ENTROPY
     """"ce" (a softmax over the children of each node on the path, as in the paper), the name of one that another package adds,
-    or the import path of a class."""
+    or, in Python, the import path of a class."""
     documents: bool = True
     """Add indexing examples (document -> docid) to the retrieval examples (query -> docid)."""
     batch_size: Count = 128

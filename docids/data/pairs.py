@@ -53,7 +53,7 @@ def pair_judgements(
     odd.warn()
     if not qrels:
         raise ValueError(
-            f"{name}: of its {number:,} pairs none can be used; positives are ids or whole texts of documents of the "
+            f"{name}: no pair can be used, of {number:,}; positives are ids or whole texts of documents of the "
             "collection, and queries to train on are not those of dev or test."
         )
     return new, qrels

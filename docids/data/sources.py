@@ -67,7 +67,7 @@ def records_of(source: Any, name: str = "documents", *, texts: bool = True) -> R
         if isinstance(record, str) and texts:
             record = {"_id": str(place), "text": record}
         if not isinstance(record, Mapping):
-            kinds = "a dictionary or a text" if texts else "a dictionary with doc_id and text"
+            kinds = "a dictionary or a text" if texts else "a dictionary"
             raise TypeError(f"{name}[{place}] must be {kinds}, got {shown(record)}.")
         yield f"{name}[{place}]", _python_value(record)
 

@@ -42,7 +42,7 @@ def content_fingerprint(manifest: Mapping[str, Any]) -> str:
 def no_index(folder: Path) -> str:
     """Return the message that a folder holds no finished index, or is not there."""
     absent = "" if folder.exists() else " does not exist, so it"
-    return f"{folder}{absent} holds no finished index (no manifest.json); name one of `dsi index` or `dsi train`."
+    return f"{folder}{absent} holds no finished index (no manifest.json); name a folder that `dsi index` or `dsi train` made."
 
 
 def file_name(title: str) -> str:

@@ -79,6 +79,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments = build_parser().parse_args(argv)
+    if arguments.learn and not arguments.forget and (arguments.since or arguments.before):
+        raise ValueError("--since and --before limit what is forgotten, not what --learn learns; leave them out.")
     if not any(value for name, value in vars(arguments).items() if name not in ("run", "device")):
         raise ValueError(
             "There is nothing to do; give a folder of files, --add FILE, --remove DOC_ID …, --remove-file FILE, --learn FILE, "

@@ -55,7 +55,7 @@ def changed_files(documents: DocumentTable, paths: Sequence[str | Path]) -> tupl
     stays = {version for file, version in known.items() if file not in gone}
     for file, version in present.items():
         if version and file not in known and version in stays:
-            odd.count("files whose content the index has from another path; their documents come beside those", file)
+            odd.count("files whose content the index has from another path; both are kept", file)
     for file in unseen:
         odd.count("files that cannot be looked at; what the index has of them stays", file)
     # 2) Read.

@@ -35,7 +35,7 @@ _LIKE = {"cp1250": "iso8859-2", "cp437": "cp850", "mac-roman": "cp850"}
 """{encoding: one that is taken for it}; Polish of the first has other places for s, t and z with a caron."""
 _SEEN = 10_000
 """Characters of a text that tell whether it is one."""
-_TOLD = "texts in other encodings than UTF-8; they are read in those that their letters tell"
+_TOLD = "texts in other encodings than UTF-8; the encodings were detected from the letters"
 _GUESSED = "texts in other encodings than UTF-8; they are read as Windows-1252 (dr-scl[files] finds the encoding)"
 _NO_FRONT_MATTER = "front matter that is neither YAML nor TOML; it is read as text"
 _FRONT = re.compile(r"(---|\+\+\+)[ \t]*\r?\n(.*?\n)?(?:\1|\.\.\.)[ \t]*(?:\r?\n|$)", re.DOTALL)

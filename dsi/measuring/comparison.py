@@ -63,12 +63,15 @@ def compare_runs(
     halves = {name: within(paired_differences(second[name], first[name]).tolist(), 2) for name in measures}
     tests = paired_tests(second, {"first": first}, measures)["first"]
     return Comparison(
-        names, means, tests, len(qrels), halves, _too_shallow(dict(zip(names, (a, b), strict=True)), qrels, measures)
+        names, means, tests, len(qrels), halves, _lacking(dict(zip(names, (a, b), strict=True)), qrels, measures)
     )
 
 
-def _too_shallow(runs: Mapping[str, Run], qrels: Qrels, measures: Sequence[str]) -> str:
-    """Return a sentence if a run ends before the rank that a measure needs; "" if none does, or all relevant are in it."""
+def _lacking(runs: Mapping[str, Run], qrels: Qrels, measures: Sequence[str]) -> str:
+    """Return a sentence if a run lacks queries, or ends before the rank that a measure needs though relevant ones follow."""
+    for name, run in runs.items():
+        if unanswered := sum(not run.get(query_id) for query_id in qrels):
+            return f" {name} has no answers to {unanswered:,} of the {len(qrels):,} queries, which count as 0."
     most = max((int(name.partition("@")[2]) for name in measures if "@" in name), default=0)
     for name, run in runs.items():
         depth = max(map(len, run.values()), default=0)

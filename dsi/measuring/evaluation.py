@@ -131,7 +131,7 @@ class Evaluation:
         return "\n".join(lines)
 
     def summary(self) -> str:
-        """Return the main results in words: what the index finds, and how the strongest other row compares.
+        """Return the main results in words: what the index finds, and how the strongest baseline compares.
 
         Rows of the index itself, searched otherwise, and of rerankers are not compared here; where nothing is significant, one
         line says so. "" if the index has learned all queries.
@@ -143,7 +143,7 @@ class Evaluation:
         strongest = max(rivals, key=lambda name: self._mean(name, first))
         if self._tells:
             mean_of, verdict = 100 * self._mean(strongest, first), _verdict(*self._tests[strongest][first])
-            lines.append(f"The strongest other row is {strongest}: {first} {mean_of:.1f}; {verdict}.")
+            lines.append(f"The strongest baseline is {strongest}: {first} {mean_of:.1f}; {verdict}.")
         else:
             lines.append(f"No difference to another row is significant ({self._about_tests}).")
         if self._tests[strongest][first][1] >= _SIGNIFICANT:
@@ -163,6 +163,7 @@ class Evaluation:
         for is_taught, held in ((True, "some"), (False, "none")):
             if ids := [query_id for query_id in values if (query_id in self.taught) is is_taught]:
                 lines.append(f"  Documents of {counted(len(ids), 'query')} have {held}: {_added(values, without, ids)}")
+        lines.append(f"  In all: {_added(values, without, [*values])}")
         return "\n".join(lines)
 
     def save(self, path: str | Path, **more: Any) -> None:

@@ -61,8 +61,8 @@ class SearchConfig:
     """Number of levels at which a generator's scores are joined by the encoder's; inf for all, 0 for none (DR-SCL eq. 12)."""
     fusion: str = "product"
     """How the two become one score of a node: "product" (DR-SCL eq. 11); "mixture", the log of their weighted mean, in which
-    either can find what the other thinks impossible; or the import path of a function (`dsi.generator.fusion`). Of an index,
-    not of a call."""
+    either can find what the other thinks impossible; or, in Python, the import path of a function (`dsi.generator.fusion`). Of
+    an index, not of a call."""
     lexical_weight: Weight = 0.0
     """Weight of BM25 in a document's score."""
     token_weight: Weight = 0.0

@@ -74,7 +74,7 @@ def learned_pairs(content: Content) -> list[LearnedPair]:
 def period(since: Moment, before: Moment, *, needed: bool) -> Period:
     """Return the time from one moment on, and before another one."""
     if needed and since is None and before is None:
-        raise ValueError("forget() needs pairs, since or before, got none of them.")
+        raise ValueError("Give forget() pairs, since or before; it got none of them.")
     ends = {name: _moment(at, name) for name, at in (("since", since), ("before", before)) if at is not None}
     found = Period(**ends)
     if found.since >= found.before:
@@ -115,7 +115,7 @@ def checked_pairs(pairs: Iterable[Any], name: str, documents: DocumentTable) -> 
         else:
             kept.append(pair)
     if given and not kept:
-        raise ValueError(f"No pair can be taken. {' '.join(odd.lines())}")
+        raise ValueError(f"No pair can be used. {' '.join(odd.lines())}")
     odd.warn()
     return kept
 
@@ -139,7 +139,7 @@ def encoded_pairs(encoder: TextEncoder, pairs: Sequence[Pair]) -> tuple[list[Pai
     known, vectors = query_vectors(encoder, [pair.query for pair in pairs])
     if pairs and not known:
         raise ValueError(
-            f"No pair can be taken: the embedding of {shown(pairs[0].query)} is not finite; word it in another way."
+            f"No pair can be used: the embedding of {shown(pairs[0].query)} is not finite; word it in another way."
         )
     return [pairs[number] for number in known], vectors
 
@@ -192,9 +192,9 @@ def _rows(content: Content, pairs: Sequence[Pair]) -> tuple[list[int], list[str]
 
 def _named(pairs: Iterable[Any], name: str, odd: Oddities) -> Iterator[tuple[str, Pair]]:
     """Yield pairs, each after the words that name it in messages."""
-    if isinstance(pairs, Path):
+    if isinstance(pairs, str | Path):
         yield from ((source, _record(record, source, odd)) for source, record in pair_records(user_path(pairs)))
-    elif isinstance(pairs, Mapping | str | bytes) or not isinstance(pairs, Iterable):
+    elif isinstance(pairs, Mapping | bytes) or not isinstance(pairs, Iterable):
         raise TypeError(f"{name}() takes a list of (query, doc_id), got {shown(pairs)}; put each pair into a list.")
     else:
         for number, pair in enumerate(items_of(pairs, name)):

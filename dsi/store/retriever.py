@@ -379,7 +379,7 @@ class Retriever:
         """
         if folder is None:
             if self._on_disk is None:
-                raise ValueError("The index is in no folder yet. Save it to one: retriever.save(folder).")
+                raise ValueError("The index is in no folder of yours yet. Save it to one: retriever.save(folder).")
             folder = self._on_disk.folder
         if self.snapshot.dtype != "float32":  # refused, also for a file that was cut off, before a lock is made
             raise ValueError(
@@ -425,7 +425,7 @@ class Retriever:
         index, held = self._snapshot, self._on_disk
         if held is None or updating.changed_parts(index.content, held.snapshot.content):
             raise ValueError(
-                "This retriever has unsaved changes, and a pickle stores only its folder. Call save() first."
+                "This retriever has unsaved changes, and a pickle stores only its folder. Call save(folder) first."
             )
         return _reload, (held.folder, held.state, str(index.encoder.device), index.dtype, index.search_config)
 

@@ -90,7 +90,7 @@ def with_documents(
             "leave one out."
         )
     if same := _with_same_texts(table, records, rows):
-        logger.info("%d of %d documents have the text that they had; they are not encoded.", len(same), len(records))
+        logger.info("%d of %d documents have unchanged texts and are not encoded again.", len(same), len(records))
         content = content._replace(documents=_with_metadata(table, same))
     new = [record for record in records if rows.get(record["doc_id"]) not in same]
     gone = sorted({*rows.values(), *removed} - same.keys())

@@ -66,7 +66,7 @@ def index(
     chosen = run_config(Path(), config or Config()).without_training().with_changes(changes)
     collection = _read_source(source)
     if embeddings is not None:
-        chosen = _for_vectors(chosen, collection)
+        chosen = _for_vectors(chosen, collection, is_told=encoder is not None or config is not None)
     vectors = read_embeddings(user_path(embeddings)) if isinstance(embeddings, str | Path) else embeddings
 
     def made(folder: Path) -> Retriever:
@@ -79,7 +79,7 @@ def index(
     return made(folder_to_write(output, "output")) if output is not None else _temporary(made)
 
 
-def _for_vectors(config: Config, collection: Collection) -> Config:
+def _for_vectors(config: Config, collection: Collection, *, is_told: bool) -> Config:
     """Return a configuration for documents whose embeddings are given: one vector each, and nothing of them encoded."""
     if config.docids.pieces > 1:
         raise ValueError(
@@ -87,6 +87,10 @@ def _for_vectors(config: Config, collection: Collection) -> Config:
         )
     if config.has_token_vectors:
         write_line("With embeddings of your own, documents have no token vectors, so late interaction takes no part.")
+    if not is_told:
+        write_line(
+            f"{config.encoder.name} reads the queries; if another model made the embeddings, give it (encoder=…)."
+        )
     changed = config.with_changes({"docids.pieces": 1, "tokens.bits": 0})
     if collection.qrels["dev"]:
         return changed
@@ -102,7 +106,7 @@ def _temporary(make: Callable[[Path], Retriever]) -> Retriever:
         if shared.exists():
             link_files(shared, folder / "encoder")
     try:
-        retriever = make(folder)
+        retriever = Retriever(make(folder).snapshot)  # in no folder of the caller's: `save` asks for one
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

@@ -80,7 +80,7 @@ def check_index(folder: Path, collection: Collection, discard_updates: bool, rep
         raise ValueError(
             f"{collection.name} lacks {len(lost)} of the {len(indexed)} documents of the index in {folder}, such as "
             f"{min(lost)[0]!r}, and the index would be replaced. Bring it up to date (dsi update), name another folder, or "
-            "say that the index may go (--replace, replace=True)."
+            "allow it to be replaced (--replace, replace=True)."
         )
 
 

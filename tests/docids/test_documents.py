@@ -311,7 +311,7 @@ def test_a_text_or_metadata_that_is_given_twice_is_named():
             [{**NEW, "colour": "red"}],
             "'new' has metadata 'colour', for which the index has no column; it has topic, lang, year, tags. Leave it out, or",
         ),
-        ([3], r"documents\[0\] must be a dictionary with doc_id and text, got 3"),
+        ([3], r"documents\[0\] must be a dictionary, got 3"),
         ("new", "documents must be a list or an iterator of dictionaries.* got 'new'"),
         (None, "documents must be a list or an iterator of dictionaries.* got None"),
         (

@@ -108,7 +108,7 @@ def test_dev_queries_are_cut_from_pairs_and_a_saved_collection_keeps_them(tmp_pa
         ([{"query": ["a", "b"], "positive": "neon"}], "pairs[0] must have one query"),
         ([{"query": "a", "positive": "neon", "label": 0}], "pairs[0] has the key 'label', but pairs cannot have scores"),
         ([{"query": "a", "positive": "neon", "scores": [1]}], "pairs[0] has the key 'scores', but pairs cannot have scores"),
-        ([{"query": "a", "positive": "x"}], "pairs: of its 1 pairs none can be used; positives are ids or whole texts"),
+        ([{"query": "a", "positive": "x"}], "pairs: no pair can be used, of 1; positives are ids or whole texts"),
         ("a\n", "line 1: expected query<TAB>document, and perhaps <TAB>negatives, with tabs between them, got 'a'"),
     ],
 )  # fmt: skip

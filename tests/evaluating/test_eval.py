@@ -324,6 +324,8 @@ def test_a_comparison_tells_intervals_and_a_run_that_ends_before_a_measure():
     assert compared.halves == {"RR@10": f" ± {half:.2f}", "Recall@2": ""}
     assert "A has at most 2 documents a query, so its measures @10 are too low." in str(compared)
     assert "too low" not in str(compare_runs(one, two, qrels, ["RR@2"]))
+    few = {query_id: two[query_id] for query_id in list(two)[:25]}
+    assert "B has no answers to 15 of the 40 queries, which count as 0." in str(compare_runs(one, few, qrels, ["RR@2"]))
     assert "too low" not in str(compare_runs(one, two, {"1": {"a": 1}}, ["RR@10"]))  # all relevant ones are found
 
 

@@ -149,10 +149,8 @@ def test_an_index_that_has_learned_is_measured_without_it_too(retriever, collect
     taught = dsi.evaluate(retriever, collection)
     assert taught.row(UNTAUGHT).values == plain.row("generate").values != taught.row("generate").values
     assert plain.earlier() == ""
-    (
-        asked,
-        others,
-    ) = taught.earlier().splitlines()[1:]
+    asked, others, every = taught.earlier().splitlines()[1:]
+    assert every.startswith("  In all: ")
     qrels, found, without = (
         collection.qrels["test"],
         taught.row("generate").values["Hit@1"],
@@ -357,7 +355,7 @@ def test_the_conclusion_names_the_strongest_rival_and_corrects_p_for_the_number_
     corrected = dict(zip(plain, holm([p for _, p in plain.values() for _ in range(2)])[::2], strict=True))
     assert corrected["BM25"] > plain["BM25"][1]
     said = evaluation.summary().splitlines()
-    assert said[1].startswith("The strongest other row is dense + BM25: Hit@1 75.0; no significant difference")
+    assert said[1].startswith("The strongest baseline is dense + BM25: Hit@1 75.0; no significant difference")
     assert said[2].startswith("Too few queries to tell them apart: judge 10 more")
     assert f"BM25: Hit@1 +25.00 (p={corrected['BM25']:.4f})" in evaluation.significance()
     assert "Holm-corrected for 10 comparisons" in evaluation.significance()

@@ -105,7 +105,7 @@ def test_what_cannot_be_read_is_counted_by_kind_and_ends_nothing(folder, caplog)
         "files that are without text, as scans are: 1 ('scan.pdf'); they are left out.",
         f"rows of tables that are not documents with an id and a text: 1 ('{name}/no documents.csv, row 2'); they are "
         "left out.",
-        "texts in other encodings than UTF-8: 2 ('latin.txt', 'wide.txt'); they are read in those that their letters tell.",
+        "texts in other encodings than UTF-8: 2 ('latin.txt', 'wide.txt'); the encodings were detected from the letters.",
     ]
 
 
@@ -141,7 +141,7 @@ def test_texts_of_other_suffixes_and_compressed_files_are_read(folder, caplog):
         "files of kinds that are not read, each with the first: 2 .gz ('table.csv.gz'), 1 .bin ('data.bin'), "
         "1 .json ('data.json').",
         "files that are broken: 2 ('torn.gz', 'torn.txt.gz'); they are left out.",
-        "texts in other encodings than UTF-8: 2 ('latin.txt.gz', 'note.old'); they are read in those that their letters tell.",
+        "texts in other encodings than UTF-8: 2 ('latin.txt.gz', 'note.old'); the encodings were detected from the letters.",
     ]
     assert locate({"source_file": "guide.md.gz", "source_place": "line=1"}, "# Guide", None).heading == "Guide"
 

@@ -67,7 +67,7 @@ def test_an_index_whose_class_is_absent_says_which_and_opens_for_info(small, tmp
     (tmp_path / "site" / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     sys.modules.pop("mine")
     with pytest.raises(
-        ValueError, match=r"The generator 'mine:Mine' is not known here; import mine first, or have a package name it"
+        ValueError, match=r"The generator 'mine:Mine' is not known here; in Python import mine first; in a shell"
     ):
         dsi.load(tmp_path / "run", device="cpu")
     assert not (tmp_path / "ran").exists()  # a name in a file imports nothing
@@ -96,8 +96,14 @@ def test_what_cannot_be_a_part_is_refused_in_one_line(small, tmp_path):
         ({"objective": own_parts.OfBatches}, "OfBatches' must define loss(self, model, batch, done)"),
         ({"docids": own_parts.largest}, "largest' must be a function of one argument, a SchemeInput, got <function"),
         ({"generator": own_parts.WithoutStep}, "WithoutStep' has no step: it must define log_probs"),
-        ({"generator": "no_such:Class"}, "The generator 'no_such:Class' is not known here; import no_such first"),
-        ({"fusion": "no_such:function"}, "The fusion 'no_such:function' is not known here; import no_such first"),
+        (
+            {"generator": "no_such:Class"},
+            "The generator 'no_such:Class' is not known here; in Python import no_such first",
+        ),
+        (
+            {"fusion": "no_such:function"},
+            "The fusion 'no_such:function' is not known here; in Python import no_such first",
+        ),
         (
             {"fusion": "sum"},
             "search.fusion must be one of product, mixture, or the import path of a function, got 'sum'",

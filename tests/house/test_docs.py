@@ -247,7 +247,15 @@ def test_commands_and_options_exist(page):
 
 def test_options_named_alone_exist():
     every = {option for command in command_modules() for option in flags(command)}
-    others = {"--multi_gpu", "--num_processes", "--num_machines", "--resolution", "--all-extras", "--only-binary"}
+    others = {
+        "--multi_gpu",
+        "--num_processes",
+        "--num_machines",
+        "--resolution",
+        "--all-extras",
+        "--only-binary",
+        "--gpus",
+    }
     for page in (page for page in PAGES if page.parent.name != "experiments"):  # the log has the options of its time
         for span in re.findall(r"`(--[a-z][\w-]*)[^`]*`", page.read_text(encoding="utf-8")):
             assert span in every | others, f"{page.name}: no command has the option {span}"

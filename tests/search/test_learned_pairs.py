@@ -101,7 +101,7 @@ def test_moments_are_in_utc_unless_they_say_otherwise(retriever, clock, moment):
 @pytest.mark.parametrize(
     ("when", "kind", "message"),
     [
-        ({}, ValueError, "forget.. needs pairs, since or before"),
+        ({}, ValueError, "Give forget.. pairs, since or before"),
         ({"since": "yesterday"}, ValueError, "since must be a moment in UTC, .* got 'yesterday'"),
         ({"before": float("nan")}, ValueError, "before must be a moment"),
         ({"before": 1e300}, ValueError, "before must be a moment"),
@@ -252,6 +252,10 @@ def test_the_shell_lists_pairs_and_takes_them_back_by_time(retriever, clock, tmp
     assert {tuple(line[1:]) for line in lines[:3]} == first
     assert {line[3] for line in lines[3:]} == {"2026-11-29T14:00:00Z"}
     assert all(len(line[0]) == 17 and line[4] == "" for line in lines)
+    (tmp_path / "more.tsv").write_text(f"another\t{HONEST[0][1]}\n")
+    learning = ["--learn", str(tmp_path / "more.tsv"), "--since", "2026-11-29"]
+    assert main(["update", run, "--device", "cpu", *learning]) == 2
+    assert "--since and --before limit what is forgotten, not what --learn learns" in capsys.readouterr().err
     assert main(["update", run, "--device", "cpu", "--since", "2026-11-29"]) == 0
     assert "0 pairs learned, 4 forgotten, 3 remembered" in capsys.readouterr().out
     path.write_text("".join(f"{query}\t{doc_id}\n" for query, doc_id in HONEST[:1]))

@@ -377,11 +377,11 @@ def test_queries_that_differ_in_spaces_are_one():
 @pytest.mark.parametrize(
     ("pairs", "kind", "message"),
     [
-        ([("rings", "nowhere")], ValueError, r"No pair can be taken. learn: pairs of documents .* \('nowhere'\)"),
-        ([("  ", DOCUMENTS[0]["doc_id"])], ValueError, r"No pair can be taken. learn: pairs without a query: 1"),
+        ([("rings", "nowhere")], ValueError, r"No pair can be used. learn: pairs of documents .* \('nowhere'\)"),
+        ([("  ", DOCUMENTS[0]["doc_id"])], ValueError, r"No pair can be used. learn: pairs without a query: 1"),
         ([("rings", 1.5)], ValueError, r"learn: pair 0: the doc_id must be a string, got 1.5"),
         (["rings"], TypeError, r"learn: pair 0 must be \(query, doc_id\), or a record with these keys, got 'rings'"),
-        ("rings", TypeError, r"learn\(\) takes a list of \(query, doc_id\), got 'rings'; put each pair into a list."),
+        ("rings", ValueError, r"rings is not a table \(.jsonl, .jsonl.gz, .csv, .tsv, .parquet\); save it as one"),
         ([{"query": "rings"}], ValueError, r"learn: pair 0 must have one doc_id, a text, under one of the keys positive"),
     ],
 )  # fmt: skip

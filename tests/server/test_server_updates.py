@@ -312,7 +312,11 @@ def test_what_was_learned_is_forgotten_by_pairs_and_by_time(writable):
     assert error(writable.ask("forget", {"pairs": pairs}))[0] == 401
     assert writable.ask("forget", {"pairs": pairs[:1]}, token=TOKEN) == (200, {"forgotten": 1, "pairs": 2})
     assert writable.ask("forget", {"since": "2999-01-01"}, token=TOKEN) == (200, {"forgotten": 0, "pairs": 2})
-    for body, said in (({}, "needs pairs"), ({"since": "soon"}, "got 'soon'"), ({"until": "2999-01-01"}, "until")):
+    for body, said in (
+        ({}, "Give forget() pairs"),
+        ({"since": "soon"}, "got 'soon'"),
+        ({"until": "2999-01-01"}, "until"),
+    ):
         status, message = error(writable.ask("forget", body, token=TOKEN))
         assert (status, said in message) == (400, True)
     assert writable.ask("forget", {"before": "2999-01-01"}, token=TOKEN) == (200, {"forgotten": 2, "pairs": 0})

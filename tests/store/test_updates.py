@@ -242,7 +242,7 @@ def test_what_an_index_is_made_of_can_be_added_too(retriever):
     retriever.add([{"id": 7, "title": None, "text": "Gneiss is a rock.", "year": math.nan}])
     retriever.add(pandas.DataFrame({"_id": [8, 9], "text": ["Basalt is a rock.", "Slate is a rock."]}))
     assert {"7", "8", "9"} <= set(retriever.snapshot.documents.rows)
-    with pytest.raises(TypeError, match=r"documents\[1\] must be a dictionary with doc_id and text, got 'Tuff'"):
+    with pytest.raises(TypeError, match=r"documents\[1\] must be a dictionary, got 'Tuff'"):
         retriever.add([{"doc_id": "x", "text": "Marl"}, "Tuff"])
     assert len(retriever.snapshot.documents) == len(documents) + 3
 

@@ -54,6 +54,14 @@ def test_embeddings_of_documents_are_searched_as_they_are_and_none_is_encoded(mo
         assert [list(ids) for ids in texts.ids] == [list(ids) for ids in answers.ids[:, :5]]
 
 
+def test_who_reads_the_queries_is_told_beside_vectors_without_an_encoder(vectors, model, tiny_default, capsys):
+    told = "all-MiniLM-L6-v2 reads the queries; if another model made the embeddings, give it (encoder=…)."
+    dsi.index(DOCUMENTS, embeddings=vectors, encoder=model, device="cpu")
+    assert told not in capsys.readouterr().err
+    dsi.index(DOCUMENTS, embeddings=vectors, device="cpu")
+    assert told in capsys.readouterr().err
+
+
 def test_vectors_of_queries_leave_out_what_reads_their_texts_and_say_so(model, vectors, caplog):
     retriever = dsi.index(DOCUMENTS, embeddings=vectors, encoder=model, device="cpu")
     queries = model.encode(QUERIES)

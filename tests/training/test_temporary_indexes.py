@@ -30,11 +30,24 @@ def test_they_share_the_encoder_and_leave_with_the_retriever(sentence_bert_folde
     retrievers = [made([*TEXTS, f"Text {number}."], sentence_bert_folder) for number in range(4)]
     assert len({id(retriever.snapshot.encoder._session) for retriever in retrievers}) == 1
     assert len(folders() - {"encoder"}) == 4
-    links = {(retriever._on_disk.folder / "encoder" / "model.safetensors").stat().st_ino for retriever in retrievers}
+    place = Path(_temporary_folder().name)
+    links = {(place / name / "encoder" / "model.safetensors").stat().st_ino for name in folders() - {"encoder"}}
     assert len(links) == 1
     del retrievers
     gc.collect()
     assert folders() == {"encoder"}
+
+
+def test_saving_one_asks_for_a_folder(sentence_bert_folder, tmp_path):
+    retriever = made(TEXTS, sentence_bert_folder)
+    with pytest.raises(
+        ValueError, match=r"The index is in no folder of yours yet. Save it to one: retriever.save\(folder\)"
+    ):
+        retriever.save()
+    retriever.add([{"id": "bees", "text": "Bees dance."}])
+    assert retriever.save(tmp_path / "kept") == 2
+    retriever.add([{"id": "new", "text": "Iron rusts."}])
+    assert retriever.save() == 3
 
 
 def test_each_answers_from_its_own_documents_and_can_be_kept(sentence_bert_folder, tmp_path):

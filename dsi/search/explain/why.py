@@ -108,7 +108,7 @@ class DocumentExplanation:
             lines.append(f"chosen for the earlier query {earlier.query}{times} (cosine {earlier.cosine:.3f})")
         lines += [f"its earlier queries have the words {', '.join(self.learned_words)}"] if self.learned_words else []
         if self.parts.get("memory", 0.0) <= -SHOWN:
-            lines.append("its earlier queries are, in the mean, less like this one than its text is")
+            lines.append("on average, its earlier queries are less like this one than its text is")
         lines += [self.note] if self.note else []
         lines += [_step_line(step) for step in self.path]
         for match in sorted(self.matches, key=lambda match: -match.share):

@@ -44,8 +44,8 @@ class DocidsConfig:
 
     method: NameOrPath = "kmeans"
     """The scheme: "kmeans" (the paper), one that another package adds, or, in Python, the import path of a function. Or a file
-    NAME.tsv of docids: a line a docid, the doc_id, a tab, and digits with spaces between them. A document may have several lines; with
-    `pieces` they are those of its pieces, in order."""
+    NAME.tsv of docids: a line a docid, the doc_id, a tab, and digits with spaces between them. A document may have several
+    lines; with `pieces` they are those of its pieces, in order."""
     branching: Whole = 0
     """Clusters a split; digits a level. 0 chooses: as many as clusters half as large as `max_leaf_size` need, so that few
     are split again, and at most 64."""

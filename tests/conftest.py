@@ -28,10 +28,19 @@ import pytest
 os.fsync = os.fstat
 
 
+@pytest.hookimpl(trylast=True)  # of those that are chosen
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Modules with whole programs and clusters come first, so that no worker begins a long one when the others end."""
+    """Modules with whole programs and clusters come first, so that no worker begins a long one when the others end.
+
+    Workers begin with equal shares of the list: the first with clusters, which wait much, the second with pages, which train.
+    """
     long = {item.path for item in items if any(map(item.get_closest_marker, ("programs", "cluster", "browser")))}
-    items.sort(key=lambda item: item.path not in long)
+    pages = [item for item in items if item.path.name == "test_docs.py"]
+    others = sorted(
+        (item for item in items if item.path.name != "test_docs.py"), key=lambda item: item.path not in long
+    )
+    second = len(items) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    items[:] = [*others[:second], *pages, *others[second:]]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -97,7 +97,7 @@ def plain(kind: type, value: object, name: str) -> Any:
 def text(value: object, name: str) -> str:
     """Return a value that is a text which files can hold."""
     if not isinstance(value, str):
-        cure = "leave out what is missing" if value is None or value != value else "write it as a text"
+        cure = "leave out what is missing" if shown(value) in ("None", "nan") else "write it as a text"
         raise ValueError(f"{name} must be a string, got {shown(value)}; {cure}.")
     try:
         value.encode()

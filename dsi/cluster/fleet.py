@@ -119,7 +119,7 @@ class Replica:
         return self.probe == "load" or not self.states
 
 
-class Searched(Protocol):
+class _Searched(Protocol):
     """What searches one state of the index."""
 
     state: str
@@ -160,8 +160,7 @@ class _Question:
 class Fleet(Closes):
     """The replicas of the shards of one index.
 
-    `state` is that of the index that is served: the last that all shards were seen to hold. `engines` are those that somebody
-    holds, and so may search; replicas keep their states.
+    `state` is that of the index that is served: the last that all shards were seen to hold.
     """
 
     def __init__(
@@ -169,7 +168,7 @@ class Fleet(Closes):
     ) -> None:
         self.folder, self.timeout, self.require_all = folder, timeout, require_all
         self.partial, self.coverage, self.state, self._wanted = 0, 1.0, "", _Wanted()
-        self.engines = WeakSet[Searched]()
+        self._engines = WeakSet[_Searched]()
         self._slowest = 0.0
         self._lock, self._closed = threading.Lock(), threading.Event()
         self.replicas = [
@@ -350,10 +349,11 @@ class Fleet(Closes):
         is_due = now >= replica.due or (replica.states and replica.heard < self._wanted.since)
         if not loads and not is_due:
             return
+        with self._lock:
+            searched = [[engine.state for engine in self._engines]] if loads else []
         replica.probe, wanted = "load" if loads else "status", self._wanted
         if replica.states:
             replica.since = now
-        searched = [[engine.state for engine in self.engines]] if loads else []
         future = replica.worker.call(replica.probe, *searched)
         future.add_done_callback(lambda done: self._probed(replica, now, wanted, done))
 
@@ -419,6 +419,11 @@ class Fleet(Closes):
             logger.warning("%s is back (restart %d)", replica.name, replica.restarts)
 
     # States of the index.
+
+    def hold(self, engine: _Searched) -> None:
+        """Have the replicas keep an engine's state for as long as somebody holds the engine, and so may search."""
+        with self._lock:
+            self._engines.add(engine)
 
     def load(self, state: str) -> None:
         """Serve the state of the index that is on disk: replicas load it while others of the same shard answer.

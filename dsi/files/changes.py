@@ -108,9 +108,7 @@ def _left(known: Mapping[str, str], moved: Mapping[str, str]) -> list[Path]:
         while here.name == there.name and _is_absent(here.parent):
             here, there = here.parent, there.parent
         found[here] += str(here) != file
-    below = {
-        folder: sum(Path(file).is_relative_to(folder) for file in known) for folder, count in found.items() if count
-    }
+    below = Counter(folder for file in known for folder in Path(file).parents if found[folder])
     return [folder for folder, files in below.items() if 2 * found[folder] >= files]
 
 

@@ -290,10 +290,11 @@ class Retriever:
 
         _, after = self._change(changed)
         before, now = DocumentTable(middle[0].documents), DocumentTable(after.documents)
-        with suppress(ModuleNotFoundError):  # without that room no update brings documents back
-            from dsi.files.changes import tell_returning
+        if rows:
+            with suppress(ModuleNotFoundError):  # without that room no update brings documents back
+                from dsi.files.changes import tell_returning
 
-            tell_returning(before, rows, now)
+                tell_returning(before, rows, now)
         replaced = len({*before.find(record["doc_id"] for record in new).values()} & {*rows})
         return Changes(len(now) - len(before) + len(rows) - replaced, len(rows) - replaced, replaced, *files)
 

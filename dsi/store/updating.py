@@ -139,7 +139,7 @@ def _known_rows(table: pa.Table, records: Sequence[Row]) -> dict[str, int]:
 
 def _renamed(table: pa.Table, gone: Sequence[int], new: Sequence[Row]) -> dict[int, int]:
     """Return {row: number among the new} of documents that go, as their files have other names now: what is learned stays."""
-    numbers = {(record[VERSION], record[PLACE]): number for number, record in enumerate(new) if record.get(VERSION)}
+    numbers = {(record[VERSION], record.get(PLACE)): number for number, record in enumerate(new) if record.get(VERSION)}
     if not numbers or not gone or FILE not in table.column_names:
         return {}
     known = zip(*(Column(table[name]).take(np.array(gone)) for name in (VERSION, PLACE)), strict=True)

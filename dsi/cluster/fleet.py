@@ -14,7 +14,7 @@ from collections import defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import numpy as np
@@ -119,10 +119,11 @@ class Replica:
         return self.probe == "load" or not self.states
 
 
-class _Searched(Protocol):
-    """What searches one state of the index."""
+@dataclass(eq=False)
+class HeldState:
+    """A state of the index that replicas keep for as long as somebody holds this, and so may search it."""
 
-    state: str
+    name: str
 
 
 class _Wanted(NamedTuple):
@@ -168,7 +169,7 @@ class Fleet(Closes):
     ) -> None:
         self.folder, self.timeout, self.require_all = folder, timeout, require_all
         self.partial, self.coverage, self.state, self._wanted = 0, 1.0, "", _Wanted()
-        self._engines = WeakSet[_Searched]()
+        self._held = WeakSet[HeldState]()
         self._slowest = 0.0
         self._lock, self._closed = threading.Lock(), threading.Event()
         self.replicas = [
@@ -350,7 +351,7 @@ class Fleet(Closes):
         if not loads and not is_due:
             return
         with self._lock:
-            searched = [[engine.state for engine in self._engines]] if loads else []
+            searched = [[held.name for held in self._held]] if loads else []
         replica.probe, wanted = "load" if loads else "status", self._wanted
         if replica.states:
             replica.since = now
@@ -420,10 +421,11 @@ class Fleet(Closes):
 
     # States of the index.
 
-    def hold(self, engine: _Searched) -> None:
-        """Have the replicas keep an engine's state for as long as somebody holds the engine, and so may search."""
+    def hold(self, state: str) -> HeldState:
+        """Return what has the replicas keep a state."""
         with self._lock:
-            self._engines.add(engine)
+            self._held.add(held := HeldState(state))
+        return held
 
     def load(self, state: str) -> None:
         """Serve the state of the index that is on disk: replicas load it while others of the same shard answer.

@@ -64,7 +64,7 @@ class ShardedIndex(VectorEngine):
     ) -> None:
         super().__init__(tree, lexical, memory)
         self.fleet, self.state, self.on_partial = fleet, state, on_partial
-        fleet.hold(self)
+        self._held = fleet.hold(state)  # copies of this engine share it
         self.edges = shard_edges(tree, len(fleet.replicas))
         self.shares = [ShardDocuments.from_tree(tree, *edge) for edge in zip(self.edges, self.edges[1:], strict=False)]
 

@@ -19,9 +19,7 @@ from dsi.store.updating import FileChanges, fitted
 
 
 def tell_returning(before: DocumentTable, rows: Sequence[int], now: DocumentTable) -> None:
-    """Warn of documents, rows of the table before, that were removed while their files stay: updates bring them back."""
-    if not rows or FILE not in before.column_names:
-        return
+    """Warn of documents, rows of a table of files, that were removed while their files stay: updates bring them back."""
     odd, left = Oddities("remove"), {*now.column(FILE)}
     doc_ids, files = (before.column(name).take(np.array(rows)) for name in ("doc_id", FILE))
     replaced = now.find(doc_ids)
@@ -107,7 +105,8 @@ def _left(known: Mapping[str, str], moved: Mapping[str, str]) -> list[Path]:
         here, there = Path(file), Path(moved.get(version, ""))
         while here.name == there.name and _is_absent(here.parent):
             here, there = here.parent, there.parent
-        found[here] += str(here) != file
+        if here != Path(file):
+            found[here] += 1
     below = Counter(folder for file in known for folder in Path(file).parents if found[folder])
     return [folder for folder, files in below.items() if 2 * found[folder] >= files]
 

@@ -163,8 +163,7 @@ class Evaluation:
         for is_taught, held in ((True, "some"), (False, "none")):
             if ids := [query_id for query_id in values if (query_id in self.taught) is is_taught]:
                 lines.append(f"  Documents of {counted(len(ids), 'query')} have {held}: {_added(values, without, ids)}")
-        lines.append(f"  In all: {_added(values, without, [*values])}")
-        return "\n".join(lines)
+        return "\n".join([*lines, f"  In all: {_added(values, without, [*values])}"])
 
     def save(self, path: str | Path, **more: Any) -> None:
         """Write all measures, in percent, search configs, hardware and versions as JSON, with any other fields."""

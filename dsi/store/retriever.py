@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Unpack, overload
 
 from numpy.typing import NDArray
 
+from dsi.docids.data.locations import FILE
 from dsi.docids.data.records import ids_of
 from dsi.docids.files.checks import folder_to_write, plain
 from dsi.docids.files.reading import MappedFile, check_mapped
@@ -290,7 +291,7 @@ class Retriever:
 
         _, after = self._change(changed)
         before, now = DocumentTable(middle[0].documents), DocumentTable(after.documents)
-        if rows:
+        if rows and FILE in before.column_names:
             with suppress(ModuleNotFoundError):  # without that room no update brings documents back
                 from dsi.files.changes import tell_returning
 
@@ -312,7 +313,7 @@ class Retriever:
         a line says so. A pair counts once more each time, up to three times. The section `[memory]` says what is kept.
 
         Args:
-            pairs: (query, doc_id), records with these keys, or the `Path` of a file of them: .tsv, .csv, .jsonl or .parquet.
+            pairs: (query, doc_id), records with these keys, or the path of a file of them: .tsv, .csv, .jsonl or .parquet.
 
         Returns:
             How many pairs were learned; lines count the others, and those that take no part.

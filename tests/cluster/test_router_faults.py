@@ -13,6 +13,7 @@ import dsi
 from dsi.cluster.cluster import Cluster, serve_shards
 from dsi.cluster.shards import Shard
 from dsi.docids.files import reading
+from dsi.docids.query_memory import QueryMemory
 from dsi.measuring.tuning import configure
 from dsi.search.results import ShardError
 from dsi.store.folder.loading import index_state
@@ -196,6 +197,10 @@ def test_what_somebody_holds_can_be_searched_after_many_updates(run, local, coll
         found = before.search(encoded)
         assert found.positions.tolist() == expected.positions.tolist()
         assert found.coverage.tolist() == [1.0] * len(texts)
+        before = before.with_memory(QueryMemory())  # a copy of its engine
+        for number in range(3, 6):
+            served.add([{**NEW, "doc_id": f"new {number}"}])
+        assert before.search(encoded).coverage.tolist() == [1.0] * len(texts)
         del before
         served.add([{**NEW, "doc_id": "last"}])
         held = {state for replica in served.fleet.all for state in replica.states}

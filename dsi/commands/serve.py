@@ -10,6 +10,7 @@ have 5 seconds to finish. It has no TLS: put a proxy in front.
 import argparse
 import os
 import signal
+import socket
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -40,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         set_up()
         serve_stdio(lambda: _load(settings))
     else:
+        _check_port(args.host, args.port)
         load_libraries()
         _serve_http(args, settings)
 
@@ -64,6 +66,15 @@ def _check_extras(args: argparse.Namespace) -> None:
             import fastapi  # noqa: F401
             import prometheus_client  # noqa: F401
             import uvicorn  # noqa: F401
+
+
+def _check_port(host: str, port: int) -> None:
+    """Raise OSError if nothing can listen there."""
+    try:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError as error:
+        reason = str(error.strerror).partition(" (")[0]  # after which Python may repeat the address
+        raise OSError(f"Cannot listen on port {port} of {host}: {reason}. Choose another (--port).") from None
 
 
 def _settings(args: argparse.Namespace) -> "ServerSettings":

@@ -138,13 +138,9 @@ def in_blocks(texts: Sequence[str]) -> Iterator[str]:
 
 
 def encode_blocks(
-    encoder: TextEncoder,
-    texts: Sequence[str],
-    kind: str,
-    folder: Path,
-    processes: Processes,
+    encoder: TextEncoder, texts: Sequence[str], kind: str, folder: Path, processes: Processes,
     head: TokenHead | None = None,
-) -> Floats:
+) -> Floats:  # fmt: skip
     """Return embeddings [texts, dim], mapped from a folder, where a killed run left blocks; a head adds token codes."""
     joined = folder / "all.npy"
     if not joined.exists():
@@ -168,9 +164,10 @@ def _write_blocks(
 
     def values(start: int) -> tuple[Any, ...]:
         block = [] if blocks[start].exists() else texts[start : start + BLOCK]
-        if processes.are_remote:
-            bar.update(len(block))  # other processes do the work
-        return encoder, kind, head, len(texts), block, blocks[start], shows
+        some = head and head.between(start, start + len(block))
+        known = len(some.sample.rows) if some and some.sample else 0
+        bar.update(len(block) if processes.are_remote else known)  # which other processes do, or which are done
+        return encoder, kind, some, len(texts), block, blocks[start], shows
 
     with bar:
         processes.map(_write_block, list(blocks), values)

@@ -58,14 +58,8 @@ class GivesBack(TrainerCallback):
 
 
 def trainer_settings(
-    work_folder: Path,
-    *,
-    epochs: float,
-    learning_rate: float,
-    seed: int,
-    bf16: bool,
-    use_cpu: bool,
-) -> dict[str, Any]:
+    work_folder: Path, *, epochs: float, learning_rate: float, seed: int, bf16: bool, use_cpu: bool,
+) -> dict[str, Any]:  # fmt: skip
     """Return the trainer arguments that all our trainings share: a loss and a checkpoint every tenth, two checkpoints kept."""
     return {
         "output_dir": str(work_folder),

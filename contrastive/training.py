@@ -31,14 +31,10 @@ _LOSSES = {"scl": SupervisedContrastiveLoss, "dpr": DPRLoss}
 
 
 def hard_negatives(
-    lexical: BM25,
-    queries: Mapping[int, Sequence[str]],
-    count: int,
-    *,
-    identical: Mapping[str, Collection[int]] | None = None,
-    given: Mapping[str, Sequence[int]] | None = None,
+    lexical: BM25, queries: Mapping[int, Sequence[str]], count: int, *,
+    identical: Mapping[str, Collection[int]] | None = None, given: Mapping[str, Sequence[int]] | None = None,
     seed: int = 0,
-) -> dict[str, list[int]]:
+) -> dict[str, list[int]]:  # fmt: skip
     """Return {query: rows of `count` documents that it neither asks for nor is}: those given, then some of BM25's best."""
     relevant = _relevant(queries)
     names = list(relevant)
@@ -141,14 +137,9 @@ class _EncoderTrainer(FiniteTraining, SentenceTransformerTrainer):
 
 
 def train_encoder(
-    encoder: Encoder,
-    rows: datasets.Dataset,
-    config: ContrastiveConfig,
-    work_folder: Path,
-    *,
-    seed: int = 0,
+    encoder: Encoder, rows: datasets.Dataset, config: ContrastiveConfig, work_folder: Path, *, seed: int = 0,
     bf16: bool = False,
-) -> None:
+) -> None:  # fmt: skip
     """Train an encoder in place on `contrastive_rows`; resumes from the last checkpoint in `work_folder`, if there is one."""
     if config.loss == "none":
         return

@@ -124,13 +124,9 @@ class QueryMemory:
     # Learning.
 
     def learn(
-        self,
-        queries: Sequence[str],
-        rows: Ints,
-        vectors: Floats,
-        times: Ints | None = None,
+        self, queries: Sequence[str], rows: Ints, vectors: Floats, times: Ints | None = None,
         terms: Sequence[Sequence[str]] = (),
-    ) -> "QueryMemory":
+    ) -> "QueryMemory":  # fmt: skip
         """Return the memory with more pairs; one that is known counts once more, up to three times.
 
         `queries`: [n] their texts; `rows`: [n] of the documents; `vectors`: [n, dim] of the queries, of any length;

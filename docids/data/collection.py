@@ -128,15 +128,9 @@ class Collection:
 
     @classmethod
     def from_records(
-        cls,
-        documents: Iterable[Any],
-        *,
-        queries: Mapping[str, str] | Iterable[Any] | None = None,
-        qrels: Mapping[str, Any] | None = None,
-        dev_queries: int = 500,
-        dev_untaught: float = 0.5,
-        seed: int = 0,
-    ) -> "Collection":
+        cls, documents: Iterable[Any], *, queries: Mapping[str, str] | Iterable[Any] | None = None,
+        qrels: Mapping[str, Any] | None = None, dev_queries: int = 500, dev_untaught: float = 0.5, seed: int = 0,
+    ) -> "Collection":  # fmt: skip
         """Make a collection of what is in memory.
 
         Example:

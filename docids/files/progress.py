@@ -39,15 +39,9 @@ class Bar(tqdm):
     _lock: ClassVar[Any] = threading.RLock()  # tqdm's own is shared with forks, and a fork that is killed keeps it
 
     def __init__(
-        self,
-        description: str,
-        *,
-        unit: str = "it",
-        total: int | None = None,
-        done: int = 0,
-        enabled: bool = True,
+        self, description: str, *, unit: str = "it", total: int | None = None, done: int = 0, enabled: bool = True,
         whole: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._into = Bar._whole if enabled else None
         enabled = enabled and self._into is None
         if whole and enabled:

@@ -81,14 +81,9 @@ class BM25:
     name = "BM25"
 
     def __init__(
-        self,
-        doc_ids: Sequence[str],
-        texts: Sequence[str],
-        k1: float = K1,
-        b: float = B,
-        language: str = FOUND,
+        self, doc_ids: Sequence[str], texts: Sequence[str], k1: float = K1, b: float = B, language: str = FOUND,
         counted: Counted | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.doc_ids = doc_ids
         self.language = find_language(texts) if language == FOUND else language
         self.analyzer = Analyzer(self.language)

@@ -117,15 +117,9 @@ class _GeneratorTrainer(FiniteTraining, Trainer):
 
 
 def train_generator(
-    generator: Generator,
-    examples: DocidExamples,
-    training: TrainingConfig,
-    work_folder: Path,
-    encoder: Encoder | None = None,
-    *,
-    seed: int = 0,
-    bf16: bool = False,
-) -> dict[str, float]:
+    generator: Generator, examples: DocidExamples, training: TrainingConfig, work_folder: Path,
+    encoder: Encoder | None = None, *, seed: int = 0, bf16: bool = False,
+) -> dict[str, float]:  # fmt: skip
     """Train `generator` in place, and the encoder, if one is given; resumes from the last checkpoint in `work_folder`.
 
     Examples are cached states, or `Texts` if the encoder is trained too. Returned are the mean loss (nats per example), steps,

@@ -110,14 +110,9 @@ class Engine(ABC):
         return [], []
 
     def search(
-        self,
-        encoded: EncodedQueries,
-        request: SearchRequest,
-        *,
-        method: Method | None = None,
-        trace: Trace | None = None,
-        show_progress: bool = False,
-    ) -> SearchResult:
+        self, encoded: EncodedQueries, request: SearchRequest, *, method: Method | None = None,
+        trace: Trace | None = None, show_progress: bool = False,
+    ) -> SearchResult:  # fmt: skip
         """Return the top k documents of each query, rows in the order of the queries.
 
         A query whose vectors are not finite has an empty answer, which is not exact; a line names it. `method` takes the place

@@ -89,13 +89,9 @@ class VectorWalk:
         self._vectors: dict[int, Floats] = {}
 
     def descend(
-        self,
-        node_scores: "NodeScores",
-        queries: Sequence[int],
-        beam_width: int,
-        alive: Bools | None = None,
+        self, node_scores: "NodeScores", queries: Sequence[int], beam_width: int, alive: Bools | None = None,
         trace: list[LevelTrace] | None = None,
-    ) -> list[Reached]:
+    ) -> list[Reached]:  # fmt: skip
         """Return where the walks of some queries of a batch end: the last `beam_width` nodes that each keeps.
 
         `alive`: [inner nodes] True at those with a document that may be returned below; `trace`: receives one `LevelTrace` a

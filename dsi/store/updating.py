@@ -72,13 +72,9 @@ def new_rows(documents: Iterable[Any]) -> list[Row]:
 
 
 def with_documents(
-    content: Content,
-    encoder: TextEncoder,
-    records: Sequence[Row],
-    *,
-    replace: bool = False,
+    content: Content, encoder: TextEncoder, records: Sequence[Row], *, replace: bool = False,
     removed: Sequence[int] = (),
-) -> Content:
+) -> Content:  # fmt: skip
     """Return the content with more documents, and without some rows; with `replace` known ones too, encoded if changed."""
     table = content.documents
     rows = _known_rows(table, records) if records else {}

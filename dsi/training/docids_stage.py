@@ -42,16 +42,9 @@ def load_tokenizer(name: str) -> Any:
 
 
 def scheme_input(
-    collection: Collection,
-    encoder: TextEncoder,
-    config: DocidsConfig,
-    embeddings: NDArray[np.float32],
-    processes: Processes = ALONE,
-    *,
-    checkpoint: str = "",
-    seed: int = 0,
-    pieces: DocumentTexts | None = None,
-) -> SchemeInput:
+    collection: Collection, encoder: TextEncoder, config: DocidsConfig, embeddings: NDArray[np.float32],
+    processes: Processes = ALONE, *, checkpoint: str = "", seed: int = 0, pieces: DocumentTexts | None = None,
+) -> SchemeInput:  # fmt: skip
     """Return what a scheme reads of documents or their pieces, with embeddings [N, dim]."""
     table = collection.documents
     pieces = pieces or DocumentTexts(encoder, table, config.most_pieces)

@@ -66,10 +66,9 @@ class DocumentVectors:
             return None
         path = self.folder / "head.safetensors"
         if self._processes.is_main and not path.exists():
-            head = TokenHead.fit(self._encoder, self.texts, self._config.tokens)
-            _save(path, head.matrix)
+            TokenHead.fit(self._encoder, self.texts, self._config.tokens).save(path)
         self._processes.wait()
-        return TokenHead(_read(path), self._config.tokens.bits)
+        return TokenHead.load(path, self._config.tokens.bits)
 
     def tell_cut(self) -> None:
         """Say how many documents the encoder does not read to their ends, or not at all."""

@@ -25,12 +25,7 @@ from dsi.docids.files.processes import Processes
 from dsi.docids.files.progress import stage_line
 from dsi.docids.files.ram import free_memory
 from dsi.docids.files.reading import folder_sums, read_record, sha256
-from dsi.docids.files.storage import (
-    digest,
-    naming_full_disk,
-    recover_folder,
-    replace_folder,
-)
+from dsi.docids.files.storage import digest, naming_full_disk, recover_folder, replace_folder
 from dsi.store.folder.manifest import PARTS
 from dsi.store.folder.writing import retire
 

@@ -4,9 +4,11 @@ import faiss
 import numpy as np
 import pytest
 
+from dsi.contrastive import blocks, tokens
 from dsi.contrastive.config import EncoderConfig, TokensConfig
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.tokens import TokenHead
+from dsi.docids.files.processes import Processes
 from dsi.docids.files.storage import save_tensors
 from dsi.docids.token_vectors import BITS, TokenCodes, TokenVectors, decode, encode, encode_states, project
 
@@ -160,6 +162,29 @@ def test_the_head_keeps_products_and_one_pass_gives_embeddings_and_codes(sentenc
     np.testing.assert_allclose(project(head.matrix, a) @ project(head.matrix, b).T, plain, atol=1e-4)
     again = TokenHead.fit(encoder, texts, TokensConfig(dim=512, bits=8))
     np.testing.assert_array_equal(again.matrix, head.matrix)
+
+
+@pytest.mark.parametrize("held", [2**26, 5_000])
+def test_what_the_head_was_fitted_to_is_not_encoded_again(held, sentence_bert_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(tokens, "SAMPLE", 40)
+    monkeypatch.setattr(tokens, "_HELD", held)
+    monkeypatch.setattr(blocks, "BLOCK", 32)
+    encoder = Encoder.load(EncoderConfig(str(sentence_bert_folder)), device="cpu")
+    texts = ["the danube flows " + "past two capitals " * n for n in range(70)]
+    read = []
+    run = Encoder.run
+    monkeypatch.setattr(Encoder, "run", lambda self, batch, kind: read.append(len(batch)) or run(self, batch, kind))
+    TokenHead.fit(encoder, texts, TokensConfig(dim=8, bits=8)).save(tmp_path / "head.safetensors")
+    head = TokenHead.load(tmp_path / "head.safetensors", 8)
+    again = 40 - len(head.sample.rows)
+    assert (again == 0) == (held == 2**26)
+    embeddings = blocks.encode_blocks(encoder, texts, "document", tmp_path / "blocks", Processes(), head)
+    assert sum(read) == 70 + again
+    codes = blocks.read_token_blocks(tmp_path / "blocks")
+    plain, plain_codes = TokenHead(head.matrix, 8).encode(encoder, texts)
+    np.testing.assert_allclose(embeddings, plain, atol=1e-6)
+    np.testing.assert_array_equal(codes.starts, plain_codes.starts)
+    assert np.abs(codes.codes.astype(int) - plain_codes.codes).max() <= 1  # last bits differ by batch
 
 
 @pytest.mark.parametrize(

@@ -28,4 +28,6 @@ def test_a_port_that_is_taken_is_said_before_the_libraries_load(monkeypatch, tmp
         port = taken.getsockname()[1]
         assert main(["serve", str(tmp_path), "--port", str(port), "--quiet"]) == 2
     error = capsys.readouterr().err
-    assert error == f"dsi: Cannot listen on port {port} of 127.0.0.1: Address already in use. Choose another (--port).\n"
+    assert (
+        error == f"dsi: Cannot listen on port {port} of 127.0.0.1: Address already in use. Choose another (--port).\n"
+    )

@@ -79,13 +79,10 @@ class _ContrastiveLoss(nn.Module):
     """
 
     def __init__(
-        self,
-        model: SentenceTransformer,
-        temperature: float = 1.0,
-        chunk: int = CHUNK,
+        self, model: SentenceTransformer, temperature: float = 1.0, chunk: int = CHUNK,
         relevant: Mapping[int, Tensor] | None = None,
         compare: Callable[[Tensor], Tensor] = lambda embeddings: embeddings,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         if not temperature > 0:
             raise ValueError(f"temperature must be above 0, got {temperature}.")

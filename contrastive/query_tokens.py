@@ -58,12 +58,9 @@ class JudgedQueries:
 
     @classmethod
     def from_pairs(
-        cls,
-        pairs: Sequence[tuple[str, int]],
-        queries: Mapping[str, str],
-        encoder: TextEncoder,
+        cls, pairs: Sequence[tuple[str, int]], queries: Mapping[str, str], encoder: TextEncoder,
         identical: Mapping[str, Collection[int]] | None = None,
-    ) -> "JudgedQueries":
+    ) -> "JudgedQueries":  # fmt: skip
         """Return the queries of (query id, document row); `identical`: {text of a query: rows of the documents that it is}."""
         rows: dict[str, set[int]] = {}
         for query_id, row in pairs:
@@ -73,13 +70,9 @@ class JudgedQueries:
 
 
 def query_examples(
-    encoder: TextEncoder,
-    judged: JudgedQueries,
-    embeddings: Floats,
-    rows: Ints,
-    score: Callable[[Sequence[str], Floats], Floats],
-    rng: np.random.Generator,
-) -> list[QueryExample]:
+    encoder: TextEncoder, judged: JudgedQueries, embeddings: Floats, rows: Ints,
+    score: Callable[[Sequence[str], Floats], Floats], rng: np.random.Generator,
+) -> list[QueryExample]:  # fmt: skip
     """Return examples of queries, at most 10,000, drawn at random.
 
     `embeddings`: [n, embedding_dim] of the documents or their pieces; `rows`: [n] row of the document table of each,

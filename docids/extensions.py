@@ -45,6 +45,10 @@ _WHAT = {
 }
 
 
+class NotImportedError(ImportError, ValueError):
+    """An index or a configuration names a part of a module that the program has not imported."""
+
+
 IMPORTABLE: set[str] = set()
 """Modules that an import path may import: when an index is tried in a process, those that the asking program has imported."""
 _IMPORT_PATH = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
@@ -182,7 +186,7 @@ def _load_imported(group: str, path: str) -> Any:
     if target is None and module in IMPORTABLE:
         target = import_module(module)
     if target is None:
-        raise ValueError(
+        raise NotImportedError(
             f"The {_WHAT[group]} {path!r} is not known here; in Python import {module} first; in a shell only a part that a "
             f"package names is known (entry points of {group}). Names in files import nothing."
         )

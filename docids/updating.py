@@ -59,12 +59,9 @@ def without_traces(tree: DocidTree) -> DocidTree:
 
 
 def add_documents(
-    tree: DocidTree,
-    embeddings: Floats,
-    rows: Ints | None = None,
-    tokens: TokenCodes | None = None,
+    tree: DocidTree, embeddings: Floats, rows: Ints | None = None, tokens: TokenCodes | None = None,
     spans: Ints | None = None,
-) -> DocidTree:
+) -> DocidTree:  # fmt: skip
     """Return the tree with more documents, which take the next rows of the document table.
 
     `embeddings`: [n, dim] of the new documents; `rows`: [n] new document, from 0, of each embedding, if some have

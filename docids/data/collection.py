@@ -234,14 +234,14 @@ class Collection:
 
         Args:
             pairs: a .jsonl, .parquet, .csv or .tsv file, or records or a table, of query, positive and perhaps
-                negatives (`dsi.docids.data.pairs`), by ids or by whole texts of documents.
+                negatives (`dsi.docids.data.pairs`), by ids or by whole texts of documents, and perhaps query_id.
             split: "train", "dev" or "test". Of train, queries that dev or test has are left out.
             dev_queries: as for `read_collection`, if there are no dev queries yet.
             dev_untaught: as for `read_collection`.
             seed: of their choice.
 
         Raises:
-            ValueError: a malformed pair, or no pair whose positive is in the collection.
+            ValueError: a malformed pair, a query_id of another query, or no pair whose positive is in the collection.
         """
         _check_cut(dev_queries, dev_untaught, seed)
         if split not in SPLITS:

@@ -15,13 +15,9 @@ logger = logging.getLogger(__name__)
 
 
 def split_judgements(
-    read: Mapping[str, Qrels],
-    queries: Mapping[str, str],
-    rows: Mapping[str, int],
-    dev_queries: int,
-    dev_untaught: float,
-    seed: int,
-) -> tuple[dict[str, Qrels], frozenset[str]]:
+    read: Mapping[str, Qrels], queries: Mapping[str, str], rows: Mapping[str, int], dev_queries: int,
+    dev_untaught: float, seed: int,
+) -> tuple[dict[str, Qrels], frozenset[str]]:  # fmt: skip
     """Return the judgements of all splits, dev cut from train if it is missing, and the relevant documents of uncut train."""
     qrels = {split: read.get(split, {}) for split in SPLITS}
     overlap = relevant_documents(qrels["train"].values())

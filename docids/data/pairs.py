@@ -10,13 +10,15 @@ from typing import Any
 
 from dsi.docids.data.records import Oddities
 from dsi.docids.data.sources import POSITIVES, QUERIES, Records, is_missing
-from dsi.docids.files.checks import id_of, same, text
+from dsi.docids.files.checks import id_of, same, shown, text
 from dsi.docids.types import Qrels
 
 Find = Callable[[str], str | None]
 """From the id or the text of a document to its doc_id; None if there is none."""
 NEGATIVES = ("negative", "negatives")
 """Keys under which a training pair may have documents that do not answer it; the first one present counts."""
+_QUERY_IDS = ("query_id", "qid")
+"""Keys under which a training pair may name its query; by default "pair-1", …."""
 _SCORES = ("score", "scores", "label", "labels")
 _ABSENT = "positives that are neither the id nor the text of a document of the collection; their pairs are left out"
 _ABSENT_NEGATIVE = "negatives that are neither the id nor the text of a document of the collection; they are left out"
@@ -40,7 +42,10 @@ def pair_judgements(
             continue
         grades = _grades(record, source, find, odd)
         if not query_id and grades:
-            query_id = f"pair-{number}"
+            named = _values(record, _QUERY_IDS, source)
+            query_id = named[0] if named else f"pair-{number}"
+            if named and (query_id in queries or query_id in new):
+                raise ValueError(f"{source}: another query has the query_id {shown(query_id)}; give each its own.")
             while query_id in queries:
                 query_id += "'"
             known[plain_query(query)], new[query_id] = query_id, query
@@ -64,7 +69,7 @@ def _grades(record: Mapping[str, Any], source: str, find: Find, odd: Oddities) -
     positives, negatives = (_values(record, keys, source) for keys in (POSITIVES, NEGATIVES))
     if not positives:
         raise ValueError(f"{source} has no positive: none of the keys {', '.join(POSITIVES)} has a value.")
-    for key in record.keys() - {*QUERIES, *POSITIVES, *NEGATIVES}:
+    for key in record.keys() - {*QUERIES, *POSITIVES, *NEGATIVES, *_QUERY_IDS}:
         if key in _SCORES:
             raise ValueError(f"{source} has the key {key!r}, but pairs cannot have scores; list negatives.")
         odd.count(_NOT_READ, key)

@@ -78,12 +78,9 @@ def check_folder(folder: Path, endings: Sequence[str] = DATA) -> None:
 
 
 def check_files(
-    folder: Path,
-    parts: Collection[str],
-    sums: Mapping[str, str],
-    endings: Sequence[str] = DATA,
+    folder: Path, parts: Collection[str], sums: Mapping[str, str], endings: Sequence[str] = DATA,
     sum_of: "Callable[[Path], str] | None" = None,
-) -> None:
+) -> None:  # fmt: skip
     """Raise unless the parts of a folder hold the files of its manifest, {path: sha256}, unaltered, and no others."""
     check_names(folder, parts, sums)
     for part in parts:

@@ -12,10 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dsi.commands.libraries import set_up
-from dsi.commands.values import argument_of, collection_folder, count, flag, index_folder, setting, toml_value
+from dsi.commands.values import argument_of, collection_folder, count, existing_file, flag, index_folder, setting
 
 if TYPE_CHECKING:
     from dsi.config import Config
+    from dsi.docids.data.collection import Collection as Texts
     from dsi.store.retriever import Retriever
 
 
@@ -69,11 +70,26 @@ def add_collection(
 
 
 def add_judgements(arguments: argparse.ArgumentParser, what: str) -> None:
-    """Add COLLECTION, with the judgements to measure on, --split and --measures."""
+    """Add COLLECTION, with the judgements to measure on, --pairs, --split and --measures."""
     add_collection(arguments, what)
+    add_pairs(arguments, "questions to measure on, beside those of --split: query, positive and perhaps query_id")
     arguments.add_argument("--split", default="test", choices=("train", "dev", "test"), help="judgements to measure on")
     help_text = "such as nDCG@10, Recall@100, MAP; by default those that the judgements ask for"
     arguments.add_argument("--measures", nargs="+", default=[], metavar="NAME", help=help_text)
+
+
+def add_pairs(arguments: argparse.ArgumentParser, what: str) -> None:
+    """Add --pairs."""
+    forms = f"{what}, as .jsonl, .parquet, .csv or .tsv, by texts or by ids"
+    arguments.add_argument("--pairs", type=existing_file, metavar="FILE", help=forms)
+
+
+def read_judged(arguments: argparse.Namespace, **cut: Any) -> "Texts":
+    """Return the collection of the command line, with the judgements of --pairs."""
+    from dsi.docids.data.collection import read_collection
+
+    collection = read_collection(arguments.data, **cut)
+    return collection.with_pairs(arguments.pairs, arguments.split, **cut) if arguments.pairs else collection
 
 
 def add_rerank(arguments: argparse.ArgumentParser, **kind: Any) -> None:
@@ -153,6 +169,7 @@ class _Settings(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: Any) -> None:
         set_up()
+        from dsi.commands.values import toml_value
         from dsi.config import Config, all_settings
 
         named = getattr(namespace, "config", None)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsi.commands.arguments import add_device, add_judgements, parser
+from dsi.commands.arguments import add_device, add_judgements, parser, read_judged
 from dsi.commands.libraries import load_libraries
 from dsi.commands.values import index_folder
 from dsi.docids.files.checks import user_path
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Print the measures of both, with their differences."""
     arguments = build_parser().parse_args(argv)
     load_libraries()
-    from dsi.docids.data.collection import compare_documents, read_collection
+    from dsi.docids.data.collection import compare_documents
     from dsi.docids.data.identical import most_identical, without_identical
     from dsi.docids.files.progress import progress
     from dsi.eval.measures import cutoff, measure_name, measures_for
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.store.retriever import load
 
     # 1) the queries and the measures
-    collection, split, systems = read_collection(arguments.data), arguments.split, (arguments.a, arguments.b)
+    collection, split, systems = read_judged(arguments), arguments.split, (arguments.a, arguments.b)
     qrels, identical = collection.qrels[split], collection.identical
     if not qrels:
         raise ValueError(f"{collection.name} has no {split} judgements; add {collection.place_of(split)}.")

@@ -18,6 +18,7 @@ from dsi.commands.arguments import (
     add_search_options,
     open_retriever,
     parser,
+    read_judged,
     search_options,
 )
 from dsi.commands.libraries import load_libraries
@@ -33,7 +34,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = build_parser().parse_args(argv)
     load_libraries()
     from dsi.config import read_dev_cut
-    from dsi.docids.data.collection import read_collection
     from dsi.docids.files.storage import file_name
     from dsi.eval.trec import check_fields, write_qrels, write_run
     from dsi.measuring.evaluation import evaluate, missed_table
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.training.stages import launch
 
     retriever = open_retriever(arguments)
-    collection = read_collection(arguments.data, **read_dev_cut(arguments.run))
+    collection = read_judged(arguments, **read_dev_cut(arguments.run))
     qrels = collection.qrels[arguments.split]
     if arguments.trec_runs:  # before anything is searched
         ids = *retriever.snapshot.documents.rows, *qrels, *(doc_id for judged in qrels.values() for doc_id in judged)

@@ -7,9 +7,17 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dsi.commands.arguments import add_collection, add_configuration, add_device, add_overwriting, parser, with_settings
+from dsi.commands.arguments import (
+    add_collection,
+    add_configuration,
+    add_device,
+    add_overwriting,
+    add_pairs,
+    parser,
+    with_settings,
+)
 from dsi.commands.libraries import load_libraries, set_up
-from dsi.commands.values import existing_file, output_folder
+from dsi.commands.values import output_folder
 
 if TYPE_CHECKING:
     from dsi.training.pipeline import TrainingRun
@@ -58,10 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = arguments.add_argument
     add("output", type=output_folder, metavar="INDEX", help="folder that becomes the index")
     add_device(arguments)
-    pairs = (
-        "training pairs: query, positive and perhaps negatives as .jsonl, .parquet, .csv or .tsv, by texts or by ids"
-    )
-    add("--pairs", type=existing_file, metavar="FILE", help=pairs)
+    add_pairs(arguments, "training pairs: query, positive and perhaps negatives")
     cluster = (
         "embed and cluster documents in local processes (local), in the Ray cluster of this process (auto), or in one at "
         "HOST:PORT; every machine must see INDEX"

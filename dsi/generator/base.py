@@ -39,14 +39,9 @@ class Generator(T5PreTrainedModel, Scorer):
 
     @classmethod
     def create(
-        cls,
-        config: GeneratorConfig,
-        tree: DocidTree,
-        state_dim: int,
-        objective: str = "ce",
-        seed: int = 0,
+        cls, config: GeneratorConfig, tree: DocidTree, state_dim: int, objective: str = "ce", seed: int = 0,
         numbers: Ints | None = None,
-    ) -> Self:
+    ) -> Self:  # fmt: skip
         """Return an untrained generator for a tree; its decoder, if any, is fresh or that of a T5 checkpoint.
 
         `state_dim` is the width of the encoder's token states; `numbers` [N, longest] are those of the docids in docid

@@ -42,13 +42,9 @@ def find_kind(docid_tokens: str, reads: str = "states") -> type[Generator]:
 
 
 def create_generator(
-    config: GeneratorConfig,
-    tree: DocidTree,
-    state_dim: int,
-    objective: str,
-    seed: int = 0,
+    config: GeneratorConfig, tree: DocidTree, state_dim: int, objective: str, seed: int = 0,
     numbers: Ints | None = None,
-) -> Generator:
+) -> Generator:  # fmt: skip
     """Return an untrained generator for a tree."""
     kind = find_kind(config.docid_tokens, config.reads)
     return kind.create(config, tree, state_dim, objective, seed, numbers)

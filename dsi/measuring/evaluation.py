@@ -34,7 +34,7 @@ from dsi.eval.tables import markdown_table
 from dsi.measuring.learned import learned_line, taught_queries, without_learned
 from dsi.measuring.provenance import provenance
 from dsi.measuring.runs import BM25Runs, CostedRun, IndexRuns, generator_only, language_of
-from dsi.measuring.tuning import DEPTH
+from dsi.measuring.tuning import DEPTH, idle_generator
 from dsi.search.explain.explanation import idle_memory
 from dsi.search.hits import Hits
 from dsi.search.request import SETTINGS, split_options
@@ -273,11 +273,9 @@ def evaluate(
     # 3) the record
     splits = overlap_splits(qrels, collection.overlap_documents(split))
     about = {"depth": depth, "measures": measures, **_about(index, collection, split, splits)}
-    engine, config = index.snapshot.engine, index.search_config
-    is_idle = engine.has_generator and not engine.reads_generator(config)
-    idle = "The generator has no part in these answers: alpha is 0." if is_idle else ""
-    said = learned_line(learned, judged, split) if learned else idle_memory(engine.memory, config)
-    note = "\n".join(filter(None, [said, idle]))
+    memory, config = index.snapshot.memory, index.search_config
+    said = learned_line(learned, judged, split) if learned else idle_memory(memory, config)
+    note = "\n".join(filter(None, [said, idle_generator(index.snapshot.engine, config)]))
     about |= {"judged": judged, "learned": learned, **({"note": note} if note else {})}
     taught = taught_queries(index, qrels)
     return Evaluation(rows, index.search_config.method, measures, runs, splits, about, taught)

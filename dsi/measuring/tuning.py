@@ -25,6 +25,7 @@ from dsi.eval.fusion import fit_weights
 from dsi.eval.protocol import FEWEST_QUERIES, best_setting, count_answered
 from dsi.measuring.cloze import ask, best_scores
 from dsi.measuring.learned import learned_queries
+from dsi.search.engine import Engine
 from dsi.search.explain.explanation import idle_memory
 from dsi.search.queries import EncodedQueries
 from dsi.search.request import LEXICAL_WEIGHT, MEMORY_WEIGHT, TOKEN_WEIGHT, SearchConfig, SearchRequest
@@ -324,9 +325,17 @@ def tune_index(folder: Path, collection: Collection, device: str | None = None) 
     if tuning.tried and retriever.search_config != before:
         chosen = {name: value for name, value in tuning.best.items() if value != getattr(before, name)}
         logger.info("tuned: %s", in_words(chosen))
-    if line := idle_memory(retriever.snapshot.memory, retriever.search_config):
-        logger.warning("%s", line)
+    index = retriever.snapshot
+    for line in (idle_memory(index.memory, index.search_config), idle_generator(index.engine, index.search_config)):
+        if line:
+            logger.warning("%s", line)
     return True
+
+
+def idle_generator(engine: Engine, config: SearchConfig) -> str:
+    """Return a line if an index has a generator that takes no part in its answers, else ""."""
+    is_idle = engine.has_generator and not engine.reads_generator(config)
+    return "The generator has no part in the answers: alpha is 0." if is_idle else ""
 
 
 def in_words(options: Mapping[str, Any]) -> str:

@@ -146,12 +146,9 @@ def encode_queries(
 
 
 def encode_texts(
-    encoder: TextEncoder,
-    query_ids: list[str],
-    queries: Sequence[str],
-    batch_size: int = 32,
+    encoder: TextEncoder, query_ids: list[str], queries: Sequence[str], batch_size: int = 32,
     show_progress: bool = False,
-) -> EncodedQueries:
+) -> EncodedQueries:  # fmt: skip
     """Encode queries that are checked; see `encode_queries`."""
     if plain(int, batch_size, "batch_size") < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}.")

@@ -1,5 +1,6 @@
 """The public face of an index: search, explain, update and save it. Knows nothing of how it was trained."""
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -29,6 +30,8 @@ from dsi.store.similar import similar
 from dsi.store.snapshot import Snapshot
 from dsi.store.updating import Content, FileChanges
 from dsi.store.words import search_words
+
+logger = logging.getLogger(__name__)
 
 
 class Changes(NamedTuple):
@@ -367,8 +370,8 @@ class Retriever:
         """Write the index atomically, and return its generation there; a killed process leaves the old index or the new one.
 
         The folder that it was loaded from, or saved to, gets what has changed since, as one update of that index. Any other
-        gets the whole index; it replaces an index that is there, with its `config.toml` and what else its training left.
-        Rerankers and other files stay.
+        gets the whole index; it replaces an index that is there, with its `config.toml` and what else its training left, and a
+        warning says so. Rerankers and other files stay.
 
         Args:
             folder: by default that which it was loaded from, or saved to last.
@@ -396,6 +399,8 @@ class Retriever:
             if state and target in self._saved:
                 self._write_changes(target, state, index)
             else:
+                if state:
+                    logger.warning("The index that was in %s is replaced.", folder)
                 writing.replace_index(writing.index_to_replace(target), index)
             generation = writing.generation_of(target)
             self._remember(OnDisk(target, loading.index_state(target), replace(index, generation=generation)))

@@ -100,6 +100,24 @@ def test_dev_queries_are_cut_from_pairs_and_a_saved_collection_keeps_them(tmp_pa
     assert again.queries == read.queries
 
 
+def test_pairs_may_name_their_queries():
+    read = collection(queries={"a": "glow"}).with_pairs(
+        [
+            {"query_id": "q1", "query": "gas", "positive": "neon"}, {"query_id": "q1", "query": "gas", "positive": "argon"},
+            {"qid": 7, "query": "river", "positive": "volga"}, {"query_id": "q9", "query": "glow", "positive": "neon"},
+            {"query": "long", "positive": "danube"},
+        ],
+        "test",
+    )  # fmt: skip
+    judged = {"q1": {"neon": 1, "argon": 1}, "7": {"volga": 1}, "a": {"neon": 1}, "pair-5": {"danube": 1}}
+    assert read.qrels["test"] == judged
+    assert read.queries == {"a": "glow", "q1": "gas", "7": "river", "pair-5": "long"}
+    for first in ("glow", "river"):
+        pairs = [{"query_id": "a", "query": text, "positive": "volga"} for text in (first, "flow")]
+        with pytest.raises(ValueError, match=r"pairs\[\d\]: another query has the query_id 'a'; give each its own"):
+            collection(queries={"a": "glow"} if first == "glow" else None).with_pairs(pairs)
+
+
 @pytest.mark.parametrize(
     ("pairs", "message"),
     [
@@ -133,6 +151,16 @@ def test_the_command_trains_on_pairs(tmp_path, sentence_bert_folder, capsys):
     assert main([*command, "--pairs", str(tmp_path / "pairs.jsonl")]) == 0
     output = capsys.readouterr()
     assert "2 train queries" in output.err or "2 train pairs" in output.err or "20 documents" in output.err
+    # The commands that measure take such questions too.
+    questions = [f"q{n}\tdocument number {n}\td{n}\n" for n in range(16)]
+    (tmp_path / "questions.tsv").write_text("query_id\tquery\tdoc_id\n" + "".join(questions))
+    asked = [str(tmp_path / "data"), "--device", "cpu", "--pairs", str(tmp_path / "questions.tsv")]
+    runs = tmp_path / "runs"
+    assert main(["evaluate", str(tmp_path / "run"), *asked, "--trec-runs", str(runs)]) == 0
+    assert "| BM25" in capsys.readouterr().out
+    assert {line.split()[0] for line in (runs / "test.qrels").read_text().splitlines()} == {f"q{n}" for n in range(16)}
+    assert main(["compare", str(tmp_path / "run"), str(runs / "bm25.run"), *asked]) == 0
+    assert "16 queries" in capsys.readouterr().out
     assert (tmp_path / "run" / "manifest.json").exists()
 
 

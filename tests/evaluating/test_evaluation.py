@@ -292,9 +292,7 @@ def test_learned_pairs_without_an_effect_are_named(graded):
     assert told.row("generate").values == dsi.evaluate(retriever, collection).row("generate").values
 
 
-@pytest.mark.parametrize(
-    ("alpha", "note"), [(0.0, "The generator has no part in these answers: alpha is 0."), (0.3, "")]
-)
+@pytest.mark.parametrize(("alpha", "note"), [(0.0, "The generator has no part in the answers: alpha is 0."), (0.3, "")])
 def test_a_generator_without_a_part_is_named(encoder, alpha, note):
     pytest.importorskip("dsi.generator.model")
     retriever = small_index(encoder)

@@ -67,10 +67,12 @@ def test_an_index_whose_class_is_absent_says_which_and_opens_for_info(small, tmp
     (tmp_path / "site" / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     sys.modules.pop("mine")
     with pytest.raises(
-        ValueError, match=r"The generator 'mine:Mine' is not known here; in Python import mine first; in a shell"
+        ImportError, match=r"^The generator 'mine:Mine' is not known here; in Python import mine first; in a shell"
     ):
         dsi.load(tmp_path / "run", device="cpu")
     assert not (tmp_path / "ran").exists()  # a name in a file imports nothing
+    assert main(["search", str(tmp_path / "run"), "gas"]) == 2
+    assert "\ndsi: The generator 'mine:Mine' is not known here; in Python import mine" in capsys.readouterr().err
     assert main(["info", str(tmp_path / "run")]) == 0
     assert "mine:Mine" in capsys.readouterr().out
 

@@ -576,6 +576,16 @@ def test_saved_and_loaded_answers_alike(retriever, tmp_path):
     }  # fmt: skip
 
 
+def test_an_index_that_is_saved_over_another_one_says_so(retriever, tmp_path, caplog):
+    retriever.save(tmp_path / "mine")
+    other = load(tmp_path / "mine", device="cpu")
+    other.save(tmp_path / "other")
+    other.save()
+    assert "is replaced" not in caplog.text
+    retriever.save(tmp_path / "other")
+    assert f"The index that was in {tmp_path / 'other'} is replaced." in caplog.text
+
+
 def test_threads_get_the_answers_that_one_thread_gets(retriever):
     doc_ids = list(retriever.snapshot.documents.column("doc_id"))
     calls = [

@@ -4,6 +4,7 @@ The libraries compute on OMP_NUM_THREADS threads or, if that is not set, on one 
 wait for each other at every step.
 """
 
+import gc
 import logging
 import os
 import sys
@@ -29,7 +30,11 @@ def load_libraries(*, training: bool = False) -> None:
     keep_few_kernels()
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")  # reading tables takes no time
     if training:
-        import sentence_transformers  # noqa: F401
+        gc.disable()
+        import dsi.training.indexing  # noqa: F401
+
+        gc.enable()
+        gc.freeze()  # libraries stay until the process ends; to look through them for garbage takes a fifth of a short training
         from transformers.utils import logging as transformers_logging
 
         transformers_logging.disable_progress_bar()

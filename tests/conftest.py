@@ -8,6 +8,7 @@ import functools
 import gc
 import json
 import os
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
@@ -24,8 +25,26 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import pytest
 
+gc.disable()  # while the tests are collected, which imports everything
+
 # It refuses the same files. Killed processes lose nothing without it, and the tests of lost power watch the calls.
 os.fsync = os.fstat
+
+
+class _Kept(dict[str, bytes]):
+    def clear(self) -> None:
+        """A process keeps the graph of one encoder; the tests go from one to the other and back."""
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+    gc.freeze()
+    if export := sys.modules.get("dsi.graph.export"):
+        export._LAST = _Kept()
+
+
+def pytest_sessionfinish() -> None:
+    gc.freeze()  # pytest looks for garbage five times when it ends
 
 
 @pytest.hookimpl(trylast=True)  # of those that are chosen

@@ -36,8 +36,8 @@ LIBRARIES = ("torch", "transformers", "sentence_transformers", "datasets", "skle
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_remembered():
-    export._LAST.clear()
+def nothing_is_remembered(monkeypatch):
+    monkeypatch.setattr(export, "_LAST", {})
 
 
 def of_kind(kind: str, folder: Path) -> Encoder:

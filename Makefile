@@ -46,20 +46,17 @@ results: .venv/installed
 licences: .venv/installed
 	$(BIN)/python -m tests.support.licences
 
-# What the example needs: the library and its encoder. Modules are compiled when they are first imported; most never are.
+# What the example needs: the library and its encoder. pip takes the torch that it is configured for; uv is faster with all else.
 .venv/example: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --upgrade --constraint constraints.txt pip
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable ".[example]"
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt torch uv
+	$(BIN)/uv pip install --quiet --constraint constraints.txt --editable ".[example]"
 	touch $@
 
 # The workshop: tests, linters, documentation, and the papers' wing.
-.venv/installed: pyproject.toml constraints.txt scripts/pyproject.toml
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --upgrade --constraint constraints.txt pip
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt torch --editable ".[example,dev,docs]" --editable "scripts[figures,irds,rerank]"
-	touch .venv/example $@
+.venv/installed: .venv/example scripts/pyproject.toml
+	$(BIN)/uv pip install --quiet --constraint constraints.txt --editable ".[example,dev,docs]" --editable "scripts[figures,irds,rerank]"
+	touch $@
 
 clean:
 	rm -rf .venv runs site

@@ -106,7 +106,7 @@ def test_all_that_the_wing_adds_can_be_loaded(wing, tmp_path):
 import sys
 from pathlib import Path
 from dsi.docids import extensions
-for group in (extensions.SCHEMES, extensions.OBJECTIVES, extensions.RERANKERS, extensions.COMMANDS):
+for group in (extensions.SCHEMES, extensions.GENERATORS, extensions.OBJECTIVES, extensions.RERANKERS, extensions.COMMANDS):
     for point in extensions.extensions(group):
         loaded = extensions.load_extension(group, point.name)
         assert extensions.package_of(group, point.name).startswith("dr-scl-experiments ")

@@ -66,7 +66,7 @@ def index(
     chosen = run_config(Path(), config or Config()).without_training().with_changes(changes)
     collection = _read_source(source)
     if embeddings is not None:
-        chosen = _for_vectors(chosen, collection, is_told=encoder is not None or config is not None)
+        chosen = _for_vectors(chosen, collection, is_told=encoder is not None or chosen.encoder != Config().encoder)
     vectors = read_embeddings(user_path(embeddings)) if isinstance(embeddings, str | Path) else embeddings
 
     def made(folder: Path) -> Retriever:
@@ -88,9 +88,8 @@ def _for_vectors(config: Config, collection: Collection, *, is_told: bool) -> Co
     if config.has_token_vectors:
         write_line("With embeddings of your own, documents have no token vectors, so late interaction takes no part.")
     if not is_told:
-        write_line(
-            f"{config.encoder.name} reads the queries; if another model made the embeddings, give it (encoder=…)."
-        )
+        name = config.encoder.name
+        write_line(f"{name} reads the queries; if another model made the embeddings, give it (--encoder, encoder=…).")
     changed = config.with_changes({"docids.pieces": 1, "tokens.bits": 0})
     if collection.qrels["dev"]:
         return changed

@@ -55,10 +55,12 @@ def test_embeddings_of_documents_are_searched_as_they_are_and_none_is_encoded(mo
 
 
 def test_who_reads_the_queries_is_told_beside_vectors_without_an_encoder(vectors, model, tiny_default, capsys):
-    told = "all-MiniLM-L6-v2 reads the queries; if another model made the embeddings, give it (encoder=…)."
+    told = "all-MiniLM-L6-v2 reads the queries; if another model made the embeddings, give it (--encoder, encoder=…)."
     dsi.index(DOCUMENTS, embeddings=vectors, encoder=model, device="cpu")
     assert told not in capsys.readouterr().err
     dsi.index(DOCUMENTS, embeddings=vectors, device="cpu")
+    assert told in capsys.readouterr().err
+    dsi.index(DOCUMENTS, embeddings=vectors, config=dsi.Config(), device="cpu")  # as the command does
     assert told in capsys.readouterr().err
 
 

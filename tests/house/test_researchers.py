@@ -61,3 +61,18 @@ def test_a_program_trains_and_measures_and_the_index_names_its_part(name, made, 
     assert replaced(read_config(tmp_path / "runs" / run / "config.toml")) == place
     assert len(dsi.load(tmp_path / "runs" / run, device="cpu").search("river", k=3)) == 3
     sys.modules.pop(name, None)
+
+
+@pytest.mark.slow
+def test_the_generator_of_the_page_learns(beir, tmp_path, monkeypatch):
+    thin_out(beir(), train=3, dev=6, test=6).rename(tmp_path / "COLLECTION")
+    (tmp_path / "own_generator.py").write_text(PROGRAMS["own_generator"], encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    runpy.run_path("own_generator.py", run_name="__main__")
+    import_module("own_generator")
+    retriever, collection = dsi.load("runs/by-node", device="cpu"), dsi.read_collection("COLLECTION")
+    found = dsi.evaluate(retriever, collection, "train").row("decoder only").values["Hit@10"]
+    assert len(collection.documents) == 40
+    assert sum(found.values()) / len(found) > 0.5  # of its train queries; by chance a quarter
+    sys.modules.pop("own_generator", None)

@@ -1,4 +1,5 @@
-# make example   train, measure and search the collection that ships, then the paper's system beside it (make, Python >= 3.11)
+# make example   train, measure and search the collection that ships, in a minute (make, Python >= 3.11)
+# make paper     the paper's system on it, compared with that, in some minutes
 # make test      the quick tests, offline
 # make test-programs   tests of whole programs, clusters and the page, seconds each
 # make test-all  both in one run, as continuous integration
@@ -13,12 +14,14 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: example test test-programs test-all lint docs licences results clean
+.PHONY: example paper test test-programs test-all lint docs licences results clean
 
 example: .venv/example
 	$(BIN)/dsi train minipedia runs/example
 	$(BIN)/dsi evaluate runs/example minipedia
 	$(BIN)/dsi search runs/example "which capitals are on the danube" -k 3
+
+paper: example
 	$(BIN)/dsi train minipedia runs/paper --config paper-minilm
 	$(BIN)/dsi compare runs/paper runs/example minipedia --measures nDCG@10 Hit@1 Hit@10
 

@@ -64,7 +64,7 @@ class DocumentVectors:
         """What makes token vectors; the same on all processes."""
         if not self._tokens:
             return None
-        path = self.folder / "head.safetensors"
+        path = self.folder / "token_head.safetensors"
         if self._processes.is_main and not path.exists():
             TokenHead.fit(self._encoder, self.texts, self._config.tokens).save(path)
         self._processes.wait()

@@ -44,14 +44,9 @@ _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|\n+")
 
 
 def generate_queries(
-    documents: datasets.Dataset,
-    config: PseudoQueriesConfig,
-    path: Path,
-    *,
-    held_out: Iterable[str] = (),
-    seed: int = 0,
-    device: str | None = None,
-) -> int:
+    documents: datasets.Dataset, config: PseudoQueriesConfig, path: Path, *, held_out: Iterable[str] = (),
+    seed: int = 0, device: str | None = None,
+) -> int:  # fmt: skip
     """Write pseudo-queries, one JSON line {doc_id, queries} per document; a killed run continues where it stopped.
 
     One that equals a held-out text (ignoring case and spacing) is dropped. Returned is how many this call wrote.
@@ -166,13 +161,9 @@ def load_query_model(name: str, setting: str = "pseudo_queries.method") -> tuple
 
 
 def model_queries(
-    documents: datasets.Dataset,
-    config: PseudoQueriesConfig,
-    *,
-    finished: Container[str] = (),
-    seed: int = 0,
+    documents: datasets.Dataset, config: PseudoQueriesConfig, *, finished: Container[str] = (), seed: int = 0,
     device: str | None = None,
-) -> Iterator[tuple[str, list[str]]]:
+) -> Iterator[tuple[str, list[str]]]:  # fmt: skip
     """Yield (doc_id, queries) sampled from a model by top-k sampling (docT5query), of the documents that are not finished.
 
     A seq2seq model reads the document. A causal one reads it as `prompt` lays it out, and writes to the end of the line.

@@ -94,11 +94,9 @@ def _cell(value: float) -> str:
 
 
 def best_setting(
-    search: Callable[[Mapping[str, Any]], Run],
-    settings: Sequence[Mapping[str, Any]],
-    qrels: Qrels,
+    search: Callable[[Mapping[str, Any]], Run], settings: Sequence[Mapping[str, Any]], qrels: Qrels,
     measure: str = "RR@10",
-) -> tuple[dict[str, Any], list[tuple[dict[str, Any], float]]]:
+) -> tuple[dict[str, Any], list[tuple[dict[str, Any], float]]]:  # fmt: skip
     """Return the best setting on dev (of equals the first), and every setting with its mean."""
     means = [(dict(s), mean(evaluate(search(s), qrels, [measure])[measure])) for s in settings]
     return max(means, key=lambda entry: entry[1])[0], means

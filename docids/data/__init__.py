@@ -35,8 +35,9 @@ def existing_folder(name: str | Path) -> Path:
         return folder
     short = textwrap.shorten(str(folder), 200, placeholder=" …")
     if os.path.exists(folder):  # noqa: PTH110
-        pairs = 'for a file of pairs, one that collection.with_pairs(file, "test").save(folder) writes'
-        raise FileNotFoundError(f"{short} is a file; give the folder of its collection, or {pairs}.")
+        raise FileNotFoundError(
+            f"{short} is a file; give the folder that holds it. Questions and pairs are given by --pairs."
+        )
     raise FileNotFoundError(
         f"The collection folder {short} does not exist; name a folder in BEIR layout or of texts, or {', '.join(SHIPPED)}, "
         "the collection that ships."

@@ -56,6 +56,8 @@ def pair_judgements(
         odd.count(_NO_POSITIVE, new.pop(query_id, query_id))
         del qrels[query_id]
     odd.warn()
+    if not number:
+        raise ValueError(f"{name} is empty; give it a pair a line.")
     if not qrels:
         raise ValueError(
             f"{name}: no pair can be used, of {number:,}; positives are ids or whole texts of documents of the "
@@ -68,7 +70,9 @@ def _grades(record: Mapping[str, Any], source: str, find: Find, odd: Oddities) -
     """Return {doc_id: grade} of one pair: 1 of its positives, 0 of its negatives."""
     positives, negatives = (_values(record, keys, source) for keys in (POSITIVES, NEGATIVES))
     if not positives:
-        raise ValueError(f"{source} has no positive: none of the keys {', '.join(POSITIVES)} has a value.")
+        raise ValueError(
+            f"{source} has no positive under one of the keys {', '.join(POSITIVES)}; its keys are {shown([*record])}."
+        )
     for key in record.keys() - {*QUERIES, *POSITIVES, *NEGATIVES, *_QUERY_IDS}:
         if key in _SCORES:
             raise ValueError(f"{source} has the key {key!r}, but pairs cannot have scores; list negatives.")
@@ -86,7 +90,8 @@ def _grades(record: Mapping[str, Any], source: str, find: Find, odd: Oddities) -
 def _query(record: Mapping[str, Any], source: str) -> str:
     queries = _values(record, QUERIES, source)
     if len(queries) != 1 or not queries[0].strip():
-        raise ValueError(f"{source} must have one query, a text or an id, under one of the keys {', '.join(QUERIES)}.")
+        keys = f"under one of the keys {', '.join(QUERIES)}; its keys are {shown([*record])}"
+        raise ValueError(f"{source} must have one query, a text or an id, {keys}.")
     return queries[0]
 
 

@@ -187,7 +187,10 @@ def pair_records(path: Path) -> Records:
     elif {column.strip().lower() for column in column_names(path)[0]} & {*QUERIES, *POSITIVES}:
         yield from _numbered(path, _table_rows(path), 2)
     elif name.endswith(".csv"):
-        raise ValueError(f"{path}, line 1 must name the columns: {QUERIES[0]}, {POSITIVES[0]} and perhaps negatives.")
+        found = ", ".join(map(shown, column_names(path)[0]))
+        raise ValueError(
+            f"{path}, line 1 must name the columns: {QUERIES[0]}, doc_id and perhaps negatives; got {found}."
+        )
     else:
         for number, line in text_lines(path):
             query, *documents = line.split("\t")

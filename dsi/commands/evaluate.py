@@ -10,17 +10,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from dsi.commands.arguments import (
-    add_device,
-    add_index,
-    add_judgements,
-    add_rerank,
-    add_search_options,
-    open_retriever,
-    parser,
-    read_judged,
-    search_options,
-)
+from dsi.commands.arguments import add_device, add_index, add_judgements, add_rerank, add_search_options, parser
 from dsi.commands.libraries import load_libraries
 from dsi.commands.values import count, output_file, output_folder
 
@@ -33,6 +23,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     # 1) Load the index and its collection.
     arguments = build_parser().parse_args(argv)
     load_libraries()
+    from dsi.commands.arguments import open_retriever, read_judged, search_options
     from dsi.config import read_dev_cut
     from dsi.docids.files.storage import file_name
     from dsi.eval.trec import check_fields, write_qrels, write_run

@@ -20,7 +20,10 @@ def build_parser() -> ArgumentParser:
     add = command_line.add_argument
     add("sources", nargs="+", type=source_path, metavar="SOURCE", help="files or folders of texts")
     add("run", type=output_folder, metavar="INDEX", help="folder for the index")
-    add_configuration(command_line, "a configuration, by name or TOML file; dsi index trains none of its parts")
+    add_configuration(
+        command_line,
+        "configuration, by name or TOML file, by default INDEX/config.toml, or else what we recommend; nothing is trained",
+    )
     meaning = "embeddings of the documents, a .npy matrix [documents, dim]; none are computed then"
     add("--embeddings", type=existing_file, metavar="FILE", help=meaning)
     add_overwriting(command_line)
@@ -33,11 +36,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     # 1) Check device and settings, before imports that take long.
     arguments = build_parser().parse_args(argv)
     set_up()
-    from dsi.config import Config, run_config
+    from dsi.config import run_config
     from dsi.contrastive.devices import check_device
 
     check_device(arguments.device)
-    config = with_settings(run_config(arguments.run, arguments.config or Config()), arguments.settings)
+    config = with_settings(run_config(arguments.run, arguments.config), arguments.settings)
     # 2) Index.
     load_libraries(training=True)
     from dsi.training.indexing import index

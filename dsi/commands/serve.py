@@ -33,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = build_parser().parse_args(argv)
     _check_extras(args)
     settings = _settings(args)
+    if args.mcp != "stdio":
+        _check_port(args.host, args.port)
     if not args.quiet:  # uvicorn says when it is ready, and where
         print(f"dsi: loading the libraries and the index {args.run} …", file=sys.stderr, flush=True)
     if args.mcp == "stdio":
@@ -41,7 +43,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         set_up()
         serve_stdio(lambda: _load(settings))
     else:
-        _check_port(args.host, args.port)
         load_libraries()
         _serve_http(args, settings)
 

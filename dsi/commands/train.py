@@ -7,15 +7,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dsi.commands.arguments import (
-    add_collection,
-    add_configuration,
-    add_device,
-    add_overwriting,
-    add_pairs,
-    parser,
-    with_settings,
-)
+from dsi.commands.arguments import add_collection, add_configuration, add_device, add_overwriting, add_pairs, parser
 from dsi.commands.libraries import load_libraries, set_up
 from dsi.commands.values import output_folder
 
@@ -36,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _training_run(arguments: argparse.Namespace) -> "TrainingRun":
     """Return the run that the arguments describe; settings and device are checked before imports that take long."""
     set_up()
+    from dsi.commands.arguments import with_settings
     from dsi.config import dev_cut, run_config
     from dsi.contrastive.devices import check_device
 

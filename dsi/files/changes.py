@@ -139,7 +139,7 @@ def _fitting(row: Row, schema: pa.Schema, odd: Oddities) -> Row:
             kind = None if name in COLUMNS else schema.field(name).type
             fitting[name] = value if kind is None else fitted(row["doc_id"], name, _as_number(value, kind), kind)
         except (KeyError, ValueError):
-            odd.count("values that no column of the index can hold; they are left out", f"{name}: {value}")
+            odd.count("values for which the index has no column; no filter finds them", f"{name}: {value}")
     return fitting
 
 

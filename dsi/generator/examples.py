@@ -41,10 +41,7 @@ class DocidExamples(Dataset):  # type: ignore[type-arg]
     def collate(self, rows: Sequence[int]) -> dict[str, Tensor]:
         """Return the model's inputs, and `relevant` [batch, m] docid positions (-1 at padding)."""
         relevant = [torch.tensor(self.relevant.get(row, [int(self.positions[row])])) for row in rows]
-        return {
-            **self.inputs.batch(rows),
-            "relevant": pad_sequence(relevant, batch_first=True, padding_value=-1),
-        }
+        return {**self.inputs.batch(rows), "relevant": pad_sequence(relevant, batch_first=True, padding_value=-1)}
 
 
 class Texts:
@@ -54,11 +51,9 @@ class Texts:
     """
 
     def __init__(
-        self,
-        tokenize: Callable[[list[str]], Mapping[str, Any]],
-        prompts: Mapping[str, str],
+        self, tokenize: Callable[[list[str]], Mapping[str, Any]], prompts: Mapping[str, str],
         parts: Sequence[tuple[str, Sequence[str]]],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._tokenize, self._prompts, self._parts = tokenize, prompts, parts
         self._first_rows = np.concatenate([[0], np.cumsum([len(texts) for _, texts in parts])])
         self.lengths = np.fromiter((len(text) for _, texts in parts for text in in_blocks(texts)), dtype=np.int64)

@@ -102,7 +102,9 @@ class Evaluation:
         return bool(self.about.get("learned")) and self.about["learned"] == self.about.get("judged")
 
     def __str__(self) -> str:
-        return "\n\n".join(filter(None, [self._table, self.significance(), self.summary(), self.earlier(), self.note]))
+        return "\n\n".join(
+            filter(None, [self._table, self._words, self.significance(), self.summary(), self.earlier(), self.note])
+        )
 
     __repr__ = __str__
 
@@ -111,6 +113,12 @@ class Evaluation:
         splits = self.splits if self.splits["Overlap"] else {"Total": self.splits["Total"]}
         costs = [name for name in (READ, COMPARED, TIME) if any(name in row.settings for row in self.rows)]
         return table(self.rows, splits, self.measures, more=costs)
+
+    @property
+    def _words(self) -> str:
+        """How BM25 was weighted."""
+        k1, b, is_tuned = (self.row(BM25).settings.get(name) for name in ("k1", "b", "tuned"))
+        return f"BM25 has k1 {k1}, b {b}, {'tuned on dev queries' if is_tuned else 'not tuned'}." if k1 else ""
 
     def row(self, name: str) -> SystemResult:
         """Return the row of that name; KeyError if there is none."""
@@ -313,8 +321,9 @@ def _checked(
     if depth is not None and plain(int, depth, "depth") < 1:
         raise ValueError(f"depth must be at least 1, got {depth}.")
     if not collection.qrels[split]:
+        place = collection.place_of(split)
         raise ValueError(
-            f"{collection.name} has no {split} judgements to measure on; add {collection.place_of(split)}."
+            f"{collection.name} has no {split} judgements to measure on; add {place}, or questions (--pairs)."
         )
     if not relevant_documents(collection.qrels[split].values()):
         raise ValueError(

@@ -57,13 +57,14 @@ class BM25Runs:
     ) -> None:
         self.collection = collection
         self.bm25 = BM25(collection.documents["doc_id"], texts or collection.full_texts(), language=language)
-        if tuned and count_answered(collection.qrels["dev"]) >= FEWEST_QUERIES:
+        self.is_tuned = tuned and count_answered(collection.qrels["dev"]) >= FEWEST_QUERIES
+        if self.is_tuned:
             tune_bm25(self.bm25, collection.query_texts("dev"), collection.qrels["dev"], collection.identical)
 
     @property
     def options(self) -> dict[str, float]:
-        """The settings k1 and b."""
-        return {"k1": self.bm25.k1, "b": self.bm25.b}
+        """The settings k1 and b, and whether they were tuned."""
+        return {"k1": self.bm25.k1, "b": self.bm25.b, "tuned": self.is_tuned}
 
     def run(self, split: str, k: int = DEPTH) -> Run:
         """Return the top k documents of each query of a split."""

@@ -45,7 +45,8 @@ def index(
             `Collection.from_files` takes; or a collection. On its dev queries, if it has some, the weights are tuned.
         output: folder for the index; by default a temporary one, which is deleted with the retriever
             (`retriever.save` keeps it). Temporary indexes share the encoder.
-        config: a configuration by name, by file, or as a `Config`, of which nothing is trained; by default what we recommend.
+        config: a configuration by name, by file, or as a `Config`, of which nothing is trained; by default that of the index in
+            `output`, or what we recommend.
         encoder: a sentence-transformers model, loaded, or a Hub name or a folder: the setting `encoder.name`.
         language: of the documents, for the stems of BM25, "none" for none: the setting `lexical.language`.
         pieces: of a text that are embedded one by one, at most: the setting `docids.pieces`.
@@ -63,7 +64,8 @@ def index(
     """
     settings = {"lexical.language": language, "docids.pieces": pieces}
     changes = {name: value for name, value in settings.items() if value is not None}
-    chosen = run_config(Path(), config or Config()).without_training().with_changes(changes)
+    folder = Path() if output is None else folder_to_write(output, "output")
+    chosen = run_config(folder, config).without_training().with_changes(changes)
     collection = _read_source(source)
     if embeddings is not None:
         chosen = _for_vectors(chosen, collection, is_told=encoder is not None or chosen.encoder != Config().encoder)
@@ -76,7 +78,7 @@ def index(
         ).train()  # fmt: skip
         return load(folder, device=device)
 
-    return made(folder_to_write(output, "output")) if output is not None else _temporary(made)
+    return _temporary(made) if output is None else made(folder)
 
 
 def _for_vectors(config: Config, collection: Collection, *, is_told: bool) -> Config:

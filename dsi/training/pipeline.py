@@ -134,8 +134,11 @@ class TrainingRun:
         keep_few_kernels()
         with self._writing() as missing:
             if missing and self.processes.is_main:
-                documents, queries = len(self.collection.documents), len(self.collection.query_texts("train"))
-                amount = f"{counted(documents, 'document')}, {counted(queries, 'train query')}"
+                train, dev = (
+                    counted(len(self.collection.qrels[split]), f"{split} query") for split in ("train", "dev")
+                )
+                amount = f"{counted(len(self.collection.documents), 'document')}, {train}"
+                amount += f", {dev} to tune on" if self.collection.qrels["dev"] else ""
                 write_line(f"{amount}: {', '.join(missing)}")
             self._run_stages()
             self._tune()

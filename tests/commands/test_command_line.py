@@ -115,7 +115,7 @@ def no_libraries(monkeypatch):
         ),
         ("search {file} noble", "holds no finished index"),
         ("evaluate {index} {missing}", "does not exist; name a folder in BEIR layout or of texts, or minipedia"),
-        ("evaluate {index} {file}", "is a file; give the folder of its collection"),
+        ("evaluate {index} {file}", "is a file; give the folder that holds it"),
         ("tune {missing} minipedia", "holds no finished index"),
         ("update {index} --add {missing}", "does not exist; name a file or a folder of texts"),
         ("compare {missing} {index} minipedia", "does not exist; name an index or a run in TREC format"),

@@ -517,9 +517,9 @@ def test_a_query_that_is_judged_in_several_splits_is_told(beir, caplog):
     train, test = (folder / "qrels" / f"{split}.tsv" for split in ("train", "test"))
     row = train.read_text().splitlines()[1]
     test.write_text(test.read_text().rstrip("\n") + f"\n{row}\n")
-    read_collection(folder)
+    collection = read_collection(folder)
     query_id = row.split("\t")[0]
-    assert f"The query {query_id!r} is judged in train and in test" in caplog.text
+    assert f"The query {collection.queries[query_id]!r} is in both train and test" in caplog.text
 
 
 def test_the_collection_that_ships_is_read_without_a_warning(caplog):

@@ -121,7 +121,7 @@ def test_pairs_may_name_their_queries():
 @pytest.mark.parametrize(
     ("pairs", "message"),
     [
-        ([{"query": "a"}], "pairs[0] has no positive: none of the keys positive, positives, doc_id, id"),
+        ([{"query": "a"}], "pairs[0] has no positive under one of the keys positive, positives, doc_id, id; its keys"),
         ([{"positive": "neon"}], "pairs[0] must have one query, a text or an id, under one of the keys query, anchor"),
         ([{"query": ["a", "b"], "positive": "neon"}], "pairs[0] must have one query"),
         ([{"query": "a", "positive": "neon", "label": 0}], "pairs[0] has the key 'label', but pairs cannot have scores"),
@@ -177,7 +177,7 @@ def test_pairs_are_measured_on_without_ids(caplog):
     many = [{"query": f"query {number}", "positive": "volga"} for number in range(40)]
     uncut = clicks.with_pairs(many, dev_queries=0)
     assert uncut.with_pairs(frame, "test").qrels["train"] == uncut.qrels["train"]  # no dev queries are cut from them
-    assert "is judged in train and in test: what is measured there was seen before" in caplog.text
+    assert "is in both train and test: what is measured there was seen before" in caplog.text
     assert both.digest != clicks.with_pairs(frame, "dev").digest
     with pytest.raises(ValueError, match="split must be one of train, dev, test, got 'valid'"):
         clicks.with_pairs(frame, "valid")

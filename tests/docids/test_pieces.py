@@ -352,6 +352,7 @@ def own_scores(retriever, documents, query: str) -> dict[str, float]:
     }
 
 
+@pytest.mark.parametrize("pieces_index", ["vectors"], indirect=True)  # a generator ranks by paths
 def test_an_index_ranks_documents_by_their_best_pieces_before_and_after_updates_and_on_disk(pieces_index, tmp_path):
     retriever, documents = pieces_index, {d["doc_id"]: d for d in DOCUMENTS[:50]}
 
@@ -359,8 +360,7 @@ def test_an_index_ranks_documents_by_their_best_pieces_before_and_after_updates_
         assert len(own.snapshot.documents) == len(documents) == own.snapshot.tree.num_rows
         for query in QUERIES:
             expected = own_scores(own, list(documents.values()), query)
-            options = {"method": "exact"} if not own.snapshot.engine.has_generator else {"alpha": 0.0}
-            hits = own.search(query, len(documents), lexical_weight=0.0, **options)
+            hits = own.search(query, len(documents), lexical_weight=0.0, method="exact")
             assert {hit.doc_id: pytest.approx(hit.score, abs=1e-4) for hit in hits} == expected
             assert hits.exact
             assert len(hits) == len(documents)
@@ -405,7 +405,13 @@ def test_hits_show_the_piece_that_scored_best_before_and_after_updates(encoder):
     assert several > 10
 
 
-@pytest.mark.parametrize("options", [{}, {"lexical_weight": 0.5}])
+@pytest.mark.parametrize(
+    ("pieces_index", "options"),
+    [
+        pytest.param("digits", {}, marks=pytest.mark.slow), ("vectors", {}), ("vectors", {"lexical_weight": 0.5}),
+    ],
+    indirect=["pieces_index"],
+)  # fmt: skip
 def test_k_documents_come_whatever_the_beam_and_filters_take_all_places(pieces_index, options, monkeypatch):
     monkeypatch.setattr(vector_search, "_OUTRIGHT", 0)
     retriever = pieces_index

@@ -57,7 +57,7 @@ def test_a_training_from_python_shows_no_bars_or_warnings_of_the_libraries(
     retriever = dsi.train(dsi.read_collection(beir()), tmp_path / "run", config=config, device="cpu")
     retriever.save(tmp_path / "copy")
     seen = [line for line in capfd.readouterr().err.replace("\r", "\n").splitlines() if line.strip()]
-    assert re.fullmatch(r"40 documents, \d+ train queries: encoder, .*", seen.pop(0))
+    assert re.fullmatch(r"40 documents, \d+ train queries, \d+ dev queries to tune on: encoder, .*", seen.pop(0))
     (pieces,) = [line for line in seen if not re.fullmatch(r"[\w ]+: \d+ s(, .*)?", line)]
     assert re.fullmatch(r"40 documents in \d+ pieces", pieces)
     assert not [record for record in caplog.records if record.name.startswith("transformers")]

@@ -108,7 +108,7 @@ def test_what_was_never_in_the_folder_stays_and_metadata_without_a_column_is_cou
     assert "mine" in retriever.snapshot.documents.rows
     assert retriever.get("note02.md").title == "Note 2"
     assert (
-        f"{notes}: values that no column of the index can hold: 1 ('year: 1990'); they are left out." in caplog.messages
+        f"{notes}: values for which the index has no column: 1 ('year: 1990'); no filter finds them." in caplog.messages
     )
     line = f"{notes}: files that are empty: 1 ('note02.md'); what the index has of them stays."
     assert line in caplog.messages

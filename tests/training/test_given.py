@@ -9,6 +9,7 @@ from sentence_transformers import SentenceTransformer
 
 import dsi
 from dsi.commands.main import main
+from dsi.config import read_config
 from dsi.contrastive.encoder import Encoder
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.files.reading import folder_sums
@@ -148,3 +149,16 @@ def test_a_copy_of_an_index_that_was_changed_is_not_trained_over(change, model, 
     assert index.save(tmp_path / "changed") == 2
     with pytest.raises(ValueError, match="was updated since it was trained"):
         dsi.index(DOCUMENTS, tmp_path / "changed", encoder=model, device="cpu")
+
+
+def test_an_index_that_is_made_again_keeps_its_settings(sentence_bert_folder, tiny_default, tmp_path):
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "a.txt").write_text("The Danube flows through Vienna.")
+    named = ["index", str(tmp_path / "files"), str(tmp_path / "index"), "--device", "cpu"]
+    assert main([*named, "--encoder", str(sentence_bert_folder), "--language", "none"]) == 0
+    (tmp_path / "files" / "b.txt").write_text("Neon glows.")
+    assert main(named) == 0
+    config = read_config(tmp_path / "index" / "config.toml")
+    assert (config.encoder.name, config.lexical.language) == (str(sentence_bert_folder), "none")
+    dsi.index(tmp_path / "files", tmp_path / "index", language="english", device="cpu")
+    assert read_config(tmp_path / "index" / "config.toml").encoder.name == str(sentence_bert_folder)

@@ -62,7 +62,7 @@ def _chooser(folder: Path, manifest: dict[str, Any]) -> str:
 
     if search_config(manifest) == Config().search:
         return "the defaults of [search], which were chosen on other collections"
-    return "set in [search] of its configuration, or where it was saved"
+    return "set in [search] of its configuration, or where it was saved; not tuned here"
 
 
 def as_lines(info: dict[str, Any]) -> str:

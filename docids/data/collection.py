@@ -57,14 +57,14 @@ _IN_MEMORY = "The collection"
 
 @dataclass(frozen=True, repr=False)
 class Collection:
-    """A collection: `documents` (columns doc_id, title, text, metadata), `queries` and one `Qrels` per split.
+    """A collection: `documents`, a `datasets.Dataset`, `queries` and one `Qrels` per split.
 
     Only the documents are required: without queries an index is made of pre-trained parts, without judgements it is not tuned.
 
     Attributes:
         name: its folder, or what it was made of, for messages.
         versions: what each of its files is, with its sha256; or sha256 of what is in memory.
-        documents: one row per document; arrays over documents are in this order.
+        documents: a row a document, columns doc_id, title, text, and one a key of metadata; arrays over documents are in its order.
         queries: {query_id: text}.
         qrels: {"train" | "dev" | "test": judgements}; empty for a split without a file.
         train_file_documents: doc_ids that `qrels/train.tsv` judges relevant to some query.

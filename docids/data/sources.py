@@ -100,8 +100,8 @@ def _python_value(value: Any) -> Any:
 
 
 def _is_of(source: Any, library: str, name: str) -> bool:
-    """True if something is of a class of a library, which is not imported for that."""
-    return library in sys.modules and isinstance(source, getattr(sys.modules[library], name))
+    """True if something is of a class of a library, which is not imported for that, or by another thread just now."""
+    return isinstance(source, getattr(sys.modules.get(library), name, ()))
 
 
 def _is_series(source: object) -> bool:
@@ -154,7 +154,7 @@ def is_missing(value: Any) -> bool:
     if value is None or (isinstance(value, float) and value != value):
         return True
     pandas = sys.modules.get("pandas")
-    return pandas is not None and (value is pandas.NA or value is pandas.NaT)
+    return value is getattr(pandas, "NA", None) or value is getattr(pandas, "NaT", None)
 
 
 # Files.

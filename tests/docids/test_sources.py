@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+import types
 import uuid
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -25,6 +26,7 @@ from dsi.commands.main import main
 from dsi.commands.values import read_queries_file
 from dsi.config import Config, read_config
 from dsi.docids.data.collection import Collection, read_collection
+from dsi.docids.data.sources import is_missing, records_of
 from dsi.eval.trec import write_qrels, write_run
 from dsi.measuring.comparison import compare_runs
 from dsi.search.queries import ids_and_texts
@@ -1038,3 +1040,10 @@ def test_a_first_line_of_three_columns_without_names_is_refused_and_tabs_in_late
     assert read_queries_file(tmp_path / "queries.tsv") == {"1": "noble gas", "2": "river"}
     (tmp_path / "queries.txt").write_text("\n1\tnoble gas\n2\triver\twith a tab\n")
     assert read_queries_file(tmp_path / "queries.txt") == {"1": "noble gas", "2": "river\twith a tab"}
+
+
+def test_records_are_read_while_another_thread_imports_pandas(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", types.ModuleType("pandas"))
+    monkeypatch.setitem(sys.modules, "datasets", types.ModuleType("datasets"))
+    assert list(records_of([{"id": "a", "text": None}])) == [("documents[0]", {"id": "a", "text": None})]
+    assert [is_missing(value) for value in (None, float("nan"), 0, "")] == [True, True, False, False]

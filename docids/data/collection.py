@@ -64,7 +64,7 @@ class Collection:
     Attributes:
         name: its folder, or what it was made of, for messages.
         versions: what each of its files is, with its sha256; or sha256 of what is in memory.
-        documents: a row a document, columns doc_id, title, text, and one a key of metadata; arrays over documents are in its order.
+        documents: a row each, with columns doc_id, title, text, and those of metadata; arrays over documents are in this order.
         queries: {query_id: text}.
         qrels: {"train" | "dev" | "test": judgements}; empty for a split without a file.
         train_file_documents: doc_ids that `qrels/train.tsv` judges relevant to some query.

@@ -51,7 +51,8 @@ def test_a_training_from_python_shows_no_bars_or_warnings_of_the_libraries(
         contrastive={"epochs": 1.0, "batch_size": 16}, docids={"pieces": 2},
         **VECTORS,
     )  # fmt: skip
-    datasets.enable_progress_bars()
+    datasets.enable_progress_bars()  # unless a command has hidden them in this process
+    were_hidden = datasets.are_progress_bars_disabled()
     logging.enable_progress_bar()
     logging.set_verbosity_warning()
     retriever = dsi.train(dsi.read_collection(beir()), tmp_path / "run", config=config, device="cpu")
@@ -62,7 +63,7 @@ def test_a_training_from_python_shows_no_bars_or_warnings_of_the_libraries(
     assert re.fullmatch(r"40 documents in \d+ pieces", pieces)
     assert not [record for record in caplog.records if record.name.startswith("transformers")]
     assert logging.is_progress_bar_enabled()
-    assert not datasets.are_progress_bars_disabled()
+    assert datasets.are_progress_bars_disabled() == were_hidden
 
 
 def test_bars_are_hidden_until_the_last_of_several_blocks_ends():

@@ -159,8 +159,7 @@ torch.set_num_threads(1); faiss.omp_set_num_threads(1)
 from dsi.docids.tree import DocidTree
 from dsi.search.request import SearchConfig, SearchRequest
 from dsi.search.vector_search import VectorEngine
-from dsi.search.queries import QueryBatch
-from tests.support.small import random_queries, random_tree
+from tests.support.small import as_batch, random_queries, random_tree
 
 def search(tree, rows):
     points = torch.from_numpy(tree.embeddings[rows])

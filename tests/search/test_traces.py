@@ -66,7 +66,7 @@ def test_no_file_holds_anything_of_a_removed_document_after_the_next_save(
     parts = [word.encode() for word in WORDS]
     vectors = vectors_of(load(run, device="cpu"), GONE["_id"])
     holders = {name.split("/")[0] for name in files_with(run, parts + vectors)}
-    assert holders >= ({"docids-3", "lexical-3"} if later else {"docids-2", "lexical", "pseudo_queries"})
+    assert holders >= ({"docids-3", "lexical-3"} if later else {"docids-2", "lexical", "states"})
     assert all(files_with(run, [vector]) for vector in vectors)
     assert main(["update", str(run), "--device", "cpu", "--remove", GONE["_id"]]) == 0
     assert files_with(run, parts + vectors) == []

@@ -325,10 +325,9 @@ def tune_index(folder: Path, collection: Collection, device: str | None = None) 
     if tuning.tried and retriever.search_config != before:
         chosen = {name: value for name, value in tuning.best.items() if value != getattr(before, name)}
         logger.info("tuned: %s", in_words(chosen))
-    index = retriever.snapshot
-    for line in (idle_memory(index.memory, index.search_config), idle_generator(index.engine, index.search_config)):
-        if line:
-            logger.warning("%s", line)
+    index, config = retriever.snapshot, retriever.search_config
+    for line in filter(None, (idle_memory(index.memory, config), idle_generator(index.engine, config))):
+        logger.warning("%s", line)
     return True
 
 

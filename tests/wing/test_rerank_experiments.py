@@ -106,6 +106,7 @@ def test_diversification_is_a_command(beir, tmp_path, monkeypatch, capsys):
     assert [len(record[name]) for name in record] == [1, 1, 2, 2]
 
 
+@pytest.mark.slow
 def test_parsing_and_the_treebank_are_commands(beir, tmp_path, monkeypatch, capsys):
     few = {name: parsing.SETTINGS[name] for name in (parsing.REFERENCE, "end to end")}
     few[parsing.UNGUARDED] = ParserConfig(divergence=0.0, rounds=2, steps=3)

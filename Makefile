@@ -13,6 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3
 BIN := .venv/bin
+WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)# some tests wait
 
 .PHONY: example paper test test-programs test-all lint docs licences results clean
 
@@ -26,13 +27,13 @@ paper: example
 	$(BIN)/dsi compare runs/paper runs/example minipedia --measures nDCG@10 Hit@1 Hit@10
 
 test: .venv/installed
-	$(BIN)/python -m pytest -q -n auto --dist worksteal
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 test-programs: .venv/installed
-	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "(programs or cluster or browser) and not (slow or fuzz or gpu)"
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "(programs or cluster or browser) and not (slow or fuzz or gpu)"
 
 test-all: .venv/installed
-	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not (slow or fuzz or gpu)"
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not (slow or fuzz or gpu)"
 
 lint: .venv/installed
 	$(BIN)/ruff check .

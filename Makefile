@@ -50,16 +50,20 @@ results: .venv/installed
 licences: .venv/installed
 	$(BIN)/python -m tests.support.licences
 
-# What the example needs: the library and its encoder. pip takes the torch that it is configured for; uv is faster with all else.
+install = $(BIN)/uv pip install --quiet --constraint constraints.txt $(1) || \
+  $(BIN)/pip install --quiet --no-compile --constraint constraints.txt $(1)
+
+# What the example needs: the library and its encoder. pip takes the torch that it is configured for; uv is faster with all else, but
+# does not read pip's configuration: where it fails, pip does that too.
 .venv/example: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt torch uv
-	$(BIN)/uv pip install --quiet --constraint constraints.txt --editable ".[example]"
+	$(call install,--editable ".[example]")
 	touch $@
 
 # The workshop: tests, linters, documentation, and the papers' wing.
 .venv/installed: .venv/example scripts/pyproject.toml
-	$(BIN)/uv pip install --quiet --constraint constraints.txt --editable ".[example,dev,docs]" --editable "scripts[figures,irds,rerank]"
+	$(call install,--editable ".[example,dev,docs]" --editable "scripts[figures,irds,rerank]")
 	touch $@
 
 clean:

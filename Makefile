@@ -50,6 +50,7 @@ results: .venv/installed
 licences: .venv/installed
 	$(BIN)/python -m tests.support.licences
 
+WORKSHOP := --editable ".[example,dev,docs]" --editable "scripts[figures,irds,rerank]"
 install = $(BIN)/uv pip install --quiet --constraint constraints.txt $(1) || \
   $(BIN)/pip install --quiet --no-compile --constraint constraints.txt $(1)
 
@@ -63,7 +64,7 @@ install = $(BIN)/uv pip install --quiet --constraint constraints.txt $(1) || \
 
 # The workshop: tests, linters, documentation, and the papers' wing.
 .venv/installed: .venv/example scripts/pyproject.toml
-	$(call install,--editable ".[example,dev,docs]" --editable "scripts[figures,irds,rerank]")
+	$(call install,$(WORKSHOP))
 	touch $@
 
 clean:

@@ -64,8 +64,8 @@ def index(
     """
     settings = {"lexical.language": language, "docids.pieces": pieces}
     changes = {name: value for name, value in settings.items() if value is not None}
-    folder = Path() if output is None else folder_to_write(output, "output")
-    chosen = run_config(folder, config).without_training().with_changes(changes)
+    folder, usual = (Path(), Config()) if output is None else (folder_to_write(output, "output"), None)
+    chosen = run_config(folder, config or usual).without_training().with_changes(changes)
     collection = _read_source(source)
     if embeddings is not None:
         chosen = _for_vectors(chosen, collection, is_told=encoder is not None or chosen.encoder != Config().encoder)

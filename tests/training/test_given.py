@@ -162,3 +162,9 @@ def test_an_index_that_is_made_again_keeps_its_settings(sentence_bert_folder, ti
     assert (config.encoder.name, config.lexical.language) == (str(sentence_bert_folder), "none")
     dsi.index(tmp_path / "files", tmp_path / "index", language="english", device="cpu")
     assert read_config(tmp_path / "index" / "config.toml").encoder.name == str(sentence_bert_folder)
+
+
+def test_a_temporary_index_takes_no_configuration_of_the_current_folder(tiny_default, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.toml").write_text("what another program reads")
+    assert len(dsi.index(["The Danube flows through Vienna.", "Neon glows."], device="cpu")) == 2

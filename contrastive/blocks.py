@@ -20,7 +20,7 @@ from dsi.docids.files.processes import Processes
 from dsi.docids.files.progress import Bar
 from dsi.docids.files.ram import give_back_memory
 from dsi.docids.files.reading import map_tensors
-from dsi.docids.files.storage import replacing, save_tensors, scratch_blocks, write_array
+from dsi.docids.files.storage import scratch_blocks, write_array, write_tensors
 from dsi.docids.token_vectors import TokenCodes
 from dsi.docids.types import Floats
 from dsi.docids.words.analyzer import ENGLISH
@@ -189,8 +189,8 @@ def _write_block(
         embeddings = fast.encode(texts, kind, progress=shows)
     else:
         embeddings, tokens = head.encode(fast, texts, progress=shows)
-        with replacing(path.with_name(_TOKEN_BLOCKS.replace("*", path.stem))) as partial:
-            save_tensors({"codes": tokens.codes, "counts": tokens.counts.astype(np.int32)}, partial)
+        token_block = path.with_name(_TOKEN_BLOCKS.replace("*", path.stem))
+        write_tensors(token_block, {"codes": tokens.codes, "counts": tokens.counts.astype(np.int32)})
     write_array(path, embeddings)
 
 

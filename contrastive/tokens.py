@@ -11,7 +11,7 @@ import numpy as np
 from dsi.contrastive.config import TokensConfig
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.files.reading import map_tensors
-from dsi.docids.files.storage import replacing, save_tensors
+from dsi.docids.files.storage import write_tensors
 from dsi.docids.token_vectors import TokenCodes, encode_states
 from dsi.docids.types import Floats, Ints, Numbers
 
@@ -93,9 +93,7 @@ class TokenHead:
         assert self.sample is not None
         rows, embeddings, codes = self.sample
         arrays: dict[str, Numbers] = {"matrix": self.matrix, "rows": rows, "embeddings": embeddings}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as partial:
-            save_tensors({**arrays, "codes": codes.codes, "counts": codes.counts.astype(np.int32)}, partial)
+        write_tensors(path, {**arrays, "codes": codes.codes, "counts": codes.counts.astype(np.int32)})
 
     @classmethod
     def load(cls, path: Path, bits: int) -> "TokenHead":

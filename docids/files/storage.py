@@ -124,6 +124,13 @@ def write_array(path: Path, array: NDArray[Any]) -> None:
         np.save(file, array)
 
 
+def write_tensors(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write a safetensors file that is whole or missing if the process is killed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as partial, naming_full_disk(path):
+        save_tensors(arrays, partial)
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield the path of a file that takes the place of `path`; two processes may write the same one at once."""

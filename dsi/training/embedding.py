@@ -22,7 +22,7 @@ from dsi.contrastive.tokens import TokenHead
 from dsi.docids.data.collection import Collection
 from dsi.docids.files.processes import Processes
 from dsi.docids.files.reading import map_tensors
-from dsi.docids.files.storage import digest, replacing, save_tensors
+from dsi.docids.files.storage import digest, write_tensors
 from dsi.docids.token_vectors import TokenVectors
 from dsi.docids.types import Ints
 from dsi.docids.words.bm25 import BM25
@@ -98,8 +98,8 @@ class DocumentVectors:
         path = self.folder / f"queries-{digest(made_from)[:16]}.safetensors"
         if not path.exists():
             trained = self._train_queries(tokens, embeddings).query_head
-            _save(path, np.empty((0, 0), np.float32) if trained is None else trained)
-        query_head = _read(path)
+            write_tensors(path, {"matrix": np.empty((0, 0), np.float32) if trained is None else trained})
+        query_head = np.array(map_tensors(path)["matrix"])
         return dataclasses.replace(tokens, query_head=query_head) if query_head.size else tokens
 
     def _train_queries(self, tokens: TokenVectors, embeddings: NDArray[np.float32]) -> TokenVectors:
@@ -157,16 +157,6 @@ def remove_others(states: Path, kind: str, keep: Sequence[Path]) -> None:
     for folder in states.glob(f"{kind}-*"):
         if folder not in keep:
             shutil.rmtree(folder)
-
-
-def _save(path: Path, matrix: NDArray[np.float32]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as partial:
-        save_tensors({"matrix": np.ascontiguousarray(matrix)}, partial)
-
-
-def _read(path: Path) -> NDArray[np.float32]:
-    return np.array(map_tensors(path)["matrix"])
 
 
 def _examples_of_split(

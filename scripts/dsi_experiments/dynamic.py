@@ -123,7 +123,8 @@ class GrowingIndex:
     def _run(self, name: str, settings: dict[str, Any]) -> Run:
         documents, tree = self.collection.documents.select(self._rows), self._retriever.snapshot.tree
         if name == "BM25":
-            bm25 = BM25(documents["doc_id"][:], [f"{own['title']} {own['text']}" for own in documents], **settings)
+            texts = [f"{own['title']} {own['text']}" for own in documents]
+            bm25 = BM25(documents["doc_id"][:], texts, settings["k1"], settings["b"])
             return bm25.run(self.collection.query_texts(SPLIT), ANSWERS)
         if name == "dense":
             encoded, doc_ids = self._queries.embeddings, documents["doc_id"][:]

@@ -115,15 +115,15 @@ LETTERS = {
 @pytest.mark.parametrize("length", [3, pytest.param(12, marks=pytest.mark.slow), 2000])
 @pytest.mark.parametrize("letters", LETTERS)
 def test_what_an_analyzer_remembers_is_bounded_in_bytes_whatever_queries_hold(monkeypatch, letters, length):
-    most, chosen = 1 << 18, random.Random(0)
+    most, chosen = 1 << 17, random.Random(0)
     monkeypatch.setattr(module, "_MOST_BYTES", most)
     analyzer = Analyzer(ENGLISH)
     analyzer.terms("river")
     tracemalloc.start()
     fewest = (
-        150 if LETTERS[letters].isascii() else 30
+        60 if LETTERS[letters].isascii() else 15
     )  # other letters are words in pairs, of which each text has as many
-    for _ in range(max(fewest, 30_000 // length)):
+    for _ in range(max(fewest, 15_000 // length)):
         analyzer.terms("".join(chosen.choices(LETTERS[letters], k=length)))
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -194,6 +194,7 @@ def test_a_good_file_beside_a_hostile_one_is_read(tmp_path, caplog, name, make, 
     assert max(map(len, documents["text"])) < 2**20
 
 
+@pytest.mark.programs
 def test_of_many_hostile_files_each_is_left_out_and_the_good_ones_among_them_are_read(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(worker, "_SECONDS", 0.5)
     for number in range(3):

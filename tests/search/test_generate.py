@@ -113,13 +113,12 @@ def token_scores(case: Case) -> np.ndarray:
     quantizer = faiss.ScalarQuantizer(8, getattr(faiss.ScalarQuantizer, f"QT_{tokens.bits}bit_tqmse"))
     quantizer.train(np.eye(1, 8, dtype=np.float32))
     every = [part.codes[part.starts[row] : part.starts[row + 1]] for part in tokens.parts for row in range(len(part))]
+    held = [quantizer.decode(codes) for codes in every]
     for place, row in enumerate(tokens.order):
-        codes = every[row]
-        for query in range(len(batch.texts) if len(codes) else 0):
+        for query in range(len(batch.texts) if len(held[row]) else 0):
             states = batch.states[query][batch.mask[query]].astype(np.float64)
             best = [
-                max(cosine(tokens.head.astype(np.float64) @ state, quantizer.decode(code[None])[0]) for code in codes)
-                for state in states
+                max(cosine(tokens.head.astype(np.float64) @ state, vector) for vector in held[row]) for state in states
             ]
             scores[query, place] = np.mean(best)
     return scores

@@ -1,5 +1,6 @@
 """Tiny language models of transformers on disk, with a tokenizer, and the probabilities of docids by plain passes of theirs."""
 
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -81,21 +82,25 @@ def pretrained_generator(folder: Path, tree: DocidTree) -> LanguageModel:
 
 @torch.no_grad()
 def document_log_p(generator: LanguageModel, tree: DocidTree, query: str) -> Tensor:
-    """[documents] log-probability of each docid after a query, by one pass of the model for each, without cache or padding."""
+    """[documents] log-probability of each docid after a query, by plain passes of the model, one for each node."""
     model, log_p = generator.model, torch.zeros(tree.num_places)
     ids = torch.tensor([generator.tokenizer(PROMPTS["query"] + query)["input_ids"]])
+
+    @cache
+    def logits(tokens: tuple[int, ...]) -> Tensor:
+        docid = generator.embed(torch.tensor([tokens]))
+        if model.config.is_encoder_decoder:
+            output = model(input_ids=ids, decoder_inputs_embeds=docid, use_cache=False).last_hidden_state
+        else:
+            both = torch.cat([model.get_input_embeddings()(ids), docid], dim=1)
+            output = model(inputs_embeds=both, use_cache=False).last_hidden_state
+        return generator.head(output[0, -1])
+
     for document in range(tree.num_places):
-        digits, node, tokens = tree.digits(document), 0, [0]
-        for level, digit in enumerate(digits):
-            docid = generator.embed(torch.tensor([tokens]))
-            if model.config.is_encoder_decoder:
-                output = model(input_ids=ids, decoder_inputs_embeds=docid, use_cache=False).last_hidden_state
-            else:
-                both = torch.cat([model.get_input_embeddings()(ids), docid], dim=1)
-                output = model(inputs_embeds=both, use_cache=False).last_hidden_state
-            logits = generator.head(output[0, -1])
+        node, tokens = 0, (0,)
+        for level, digit in enumerate(tree.digits(document)):
             first = int(tree.token_offsets[level])
-            log_p[document] += logits[first : first + int(tree.num_children[node])].log_softmax(dim=0)[digit]
+            log_p[document] += logits(tokens)[first : first + int(tree.num_children[node])].log_softmax(dim=0)[digit]
             node = int(tree.first_child[node]) + digit
-            tokens.append(first + digit)
+            tokens = (*tokens, first + digit)
     return log_p

@@ -143,6 +143,7 @@ def test_the_command_writes_figures_tables_and_a_picture(work, tmp_path, capsys)
     assert (tmp_path / f"index-{SIZE}x{DIM}-batch-64.svg").stat().st_size > 5_000
 
 
+@pytest.mark.programs
 def test_judgements_give_hits(tmp_path):
     tree = random_tree(1200, branching=8)
     queries = np.array(tree.embeddings[:70])

@@ -81,6 +81,7 @@ def test_half_of_the_dev_queries_ask_for_documents_without_a_train_query():
     assert own.qrels["dev"].keys().isdisjoint(own.qrels["train"])
 
 
+@pytest.mark.programs
 def test_every_form_is_measured_after_it_was_chosen(sentence_bert_folder, beir, tmp_path):
     config = dsi.Config().with_changes({"encoder": {"name": str(sentence_bert_folder)}})
     table = reproduce(beir(), tmp_path / "out", [0, 1], config)

@@ -5,6 +5,7 @@ from collections import Counter
 from datetime import UTC, datetime
 
 import numpy as np
+import pytest
 from dsi_experiments.query_curve import BANDS, answer_counts, beyond, by_band, reproduce
 
 import dsi
@@ -39,6 +40,7 @@ def test_a_query_counts_by_the_answer_that_most_was_asked_for():
     assert all(low <= high for low, high in BANDS.values())
 
 
+@pytest.mark.programs
 def test_the_curve_ends_at_the_index_as_it_was_trained(sentence_bert_folder, beir, tmp_path):
     config = dsi.Config().with_changes({"encoder": {"name": str(sentence_bert_folder)}})
     table = reproduce(beir(), tmp_path / "out", [0], config)

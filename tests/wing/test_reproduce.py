@@ -297,6 +297,7 @@ def test_systems_of_other_papers_are_rows_of_one_table(config, data, tmp_path):
     assert min(depths) == 1 < max(depths)  # atomic docids: every document is a child of the root
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("points", list(POINTS))
 def test_docids_of_other_points_are_read_from_a_file_as_they_were_clustered(points, config, data, tmp_path):
     laboratory = Laboratory(read_collection(data), Config.named(config), tmp_path / "out", "cpu")
@@ -319,6 +320,7 @@ def test_docids_of_other_points_are_read_from_a_file_as_they_were_clustered(poin
     assert path.read_bytes() == written[1]
 
 
+@pytest.mark.programs
 def test_points_of_other_docids(config, data, tmp_path):
     collection = read_collection(data)
     laboratory = Laboratory(collection, Config.named(config), tmp_path / "out", "cpu")

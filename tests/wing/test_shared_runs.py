@@ -24,6 +24,7 @@ def files(run):
     return {name: stage_record(run.folder / name).get("files") for name in run.keys}
 
 
+@pytest.mark.programs
 def test_stages_are_made_once_and_damaged_ones_again(run):
     first, second, third = map(run, "abc")
     first.run_stages()

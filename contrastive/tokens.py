@@ -46,7 +46,7 @@ class TokenHead:
         moments, size = np.zeros((encoder.state_dim, encoder.state_dim), dtype=np.float64), 0
         held: dict[int, tuple[Floats, Floats]] = {}
         sample = [texts[row] for row in rows]
-        encoded = encoder.for_search().token_states(sample, "document", progress="embeddings of a sample")
+        encoded = encoder.for_search().token_states(sample, "document", progress="first embeddings")
         for place, states, embedding in encoded:
             moments += states.T @ states
             if (size := size + states.size) <= _HELD or not held:

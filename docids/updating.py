@@ -117,7 +117,10 @@ class _Growing:
                 return
         if self._is_full(node):
             node = self._open_beside(node, embedding)
-        self._append_place(node)
+        place = self.tree.num_places + len(self.new_places)
+        self.new_places.append((node, len(self._children(node))))
+        self.more.setdefault(node, []).append(place)
+        self.taken[place] = None
 
     # The tree with its additions.
 
@@ -188,12 +191,6 @@ class _Growing:
         self.opened.append(_Opened(parent, len(self._children(parent)), is_cluster, centroid))
         self.more.setdefault(parent, []).append(node)
         return node
-
-    def _append_place(self, cluster: int) -> None:
-        place = self.tree.num_places + len(self.new_places)
-        self.new_places.append((cluster, len(self._children(cluster))))
-        self.more.setdefault(cluster, []).append(place)
-        self.taken[place] = None
 
     # The resulting tree.
 

@@ -32,12 +32,12 @@ def split_judgements(
     plain = {query_id: plain_query(queries[query_id]) for judgements in qrels.values() for query_id in judgements}
     for one, other in combinations(SPLITS, 2):
         if shared := [query_id for query_id in qrels[one] if query_id in qrels[other]]:
-            message = "The query %r%s is in both %s and %s: what is measured there was seen before."
+            message = "The query %r%s is in both %s and %s: scores there would be too high."
             logger.warning(message, queries[shared[0]], and_more(len(shared) - 1), one, other)
         first = {plain[query_id]: query_id for query_id in qrels[one]}
         if twins := [query_id for query_id in qrels[other] if query_id not in qrels[one] and plain[query_id] in first]:
             pair = other, twins[0], and_more(len(twins) - 1), one, first[plain[twins[0]]]
-            logger.warning("The %s query %r%s has the text of the %s query %r: it was seen before.", *pair)
+            logger.warning("The %s query %r%s has the text of the %s query %r: scores would be too high.", *pair)
     return qrels, overlap
 
 

@@ -67,7 +67,7 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:?\d\d)?")
 
 EMPTY_DOCUMENTS = "documents with neither title nor text; no query finds them by words"
-_TITLES_ALONE = "documents with a title and no text; their titles are what queries find"
+_TITLES_ALONE = "documents with a title and no text; they are found by their titles alone"
 EMPTY_QUERIES = "empty queries; their answers are empty, and count as 0 where they are judged"
 
 Row = dict[str, Any]

@@ -189,7 +189,7 @@ def pair_records(path: Path) -> Records:
     elif name.endswith(".csv"):
         found = ", ".join(map(shown, column_names(path)[0]))
         raise ValueError(
-            f"{path}, line 1 must name the columns: {QUERIES[0]}, doc_id and perhaps negatives; got {found}."
+            f"{path}, line 1 must name the columns: query, positive or doc_id, perhaps negatives and query_id; got {found}."
         )
     else:
         for number, line in text_lines(path):

@@ -41,8 +41,8 @@ def content_fingerprint(manifest: Mapping[str, Any]) -> str:
 
 def no_index(folder: Path) -> str:
     """Return the message that a folder holds no finished index, or is not there."""
-    absent = "" if folder.exists() else " does not exist, so it"
-    return f"{folder}{absent} holds no finished index (no manifest.json); name a folder that `dsi index` or `dsi train` made."
+    absent = "holds no finished index (no manifest.json)" if folder.exists() else "does not exist"
+    return f"{folder} {absent}; name a folder that `dsi index` or `dsi train` made."
 
 
 def file_name(title: str) -> str:

@@ -61,8 +61,8 @@ class DocidsConfig:
         built_in = self.scheme in BUILT_IN and self.method != FILE
         if not built_in and not extensions.is_import_path(self.method) and self.method not in (names := scheme_names()):
             raise ValueError(
-                f"docids.method must be one of {', '.join(names)}, or a file NAME.tsv of docids, got {shown(self.method)}; the "
-                "scheme of another package needs that package."
+                f"docids.method must be one of {', '.join(names)}, or a file NAME.tsv of docids, got {shown(self.method)}; "
+                "docids=function takes your own, and the scheme of another package needs that package."
             )
         if self.branching == 1:
             raise ValueError("docids.branching must be at least 2, or 0 to choose, got 1.")

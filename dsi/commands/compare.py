@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     collection, split, systems = read_judged(arguments), arguments.split, (arguments.a, arguments.b)
     qrels, identical = collection.qrels[split], collection.identical
     if not qrels:
-        raise ValueError(f"{collection.name} has no {split} judgements; add {collection.place_of(split)}.")
+        raise ValueError(f"{collection.name} has no {split} judgements; add {collection.place_of(split)}, or --pairs.")
     measures = [measure_name(name) for name in arguments.measures] or measures_for(qrels)
     depth, queries = max(map(cutoff, measures)) + most_identical(identical), collection.query_texts(split)
     # 2) the runs, and what the indexes have learned

@@ -29,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dsi.eval.trec import check_fields, write_qrels, write_run
     from dsi.measuring.evaluation import evaluate, missed_table
     from dsi.measuring.learned import with_only
+    from dsi.measuring.tuning import is_untuned
     from dsi.store.folder.manifest import read_entries
     from dsi.training.stages import launch
 
@@ -61,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             write_run(run, path, file_name(name))
         write_qrels(qrels, arguments.trec_runs / f"{arguments.split}.qrels")
     print(evaluation)
+    if collection.qrels["dev"] and is_untuned(arguments.run):
+        print("\nDev queries have not chosen its weights (training goes on, or ended early); `dsi tune` lets them.")
     if arguments.show:
         run = evaluation.runs[evaluation.index]
         print(f"\n{missed_table(run, collection, arguments.split, retriever.snapshot.documents, arguments.show)}")

@@ -61,7 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
     command_line = parser("update", __doc__)
     add_index(command_line)
     add = command_line.add_argument
-    add("sources", nargs="*", type=source_path, metavar="SOURCE", help="files or folders that the index was made of")
+    add("sources", nargs="*", type=source_path, metavar="SOURCE", help="files or folders of the index, or more of them")
     new = "files or folders of new documents, as for dsi index"
     add("--add", type=source_path, nargs="+", default=[], metavar="FILE", help=new)
     add("--remove", nargs="+", default=[], metavar="DOC_ID", help="documents, or files, to remove")

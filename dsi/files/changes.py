@@ -54,6 +54,13 @@ def changed_files(documents: DocumentTable, paths: Sequence[str | Path]) -> tupl
     for file, version in present.items():
         if version and file not in known and version in stays:
             odd.count("files whose content the index has from another path; both are kept", file)
+    versions = {*filter(None, known.values())}
+    familiar = {Path(file) for file in (*known, *(file for file, version in present.items() if version in versions))}
+    folders = {file.parent for file in familiar}
+    familiar |= folders.union(*(folder.parents for folder in folders))
+    for root in roots:
+        if root.resolve() not in familiar:
+            odd.count("folders or files that the index was not made of; what they hold is added", str(root))
     for file in unseen:
         odd.count("files that cannot be looked at; what the index has of them stays", file)
     # 2) Read.

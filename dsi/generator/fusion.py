@@ -55,7 +55,7 @@ def find_fusion(name: str) -> Fusion:
 
 
 def fuse(name: str, generator: Tensor, encoder: Tensor, alpha: float) -> Tensor:
-    """Return what a fusion makes of log-probabilities [batch, beams, fan_out]; ValueError if those are none."""
+    """Return what a fusion makes of log-probabilities [batch, beams, fan_out], -1e9 at no child; raise if these are none."""
     fused: Any = find_fusion(name)(generator, encoder, alpha)
     if (shape := getattr(fused, "shape", None)) != generator.shape:
         raise ValueError(

@@ -436,18 +436,14 @@ def missed_table(run: Run, collection: Collection, split: str, documents: Docume
     missed.sort(key=lambda entry: -entry[0])  # of equals, in their order
     rows = []
     for rank, doc_id, query_id, ranked in missed[:count]:
-        labels = [_label(documents, shown_id) for shown_id in (doc_id, *ranked[:1])]
+        found = [(own, documents.rows.get(own)) for own in (doc_id, *ranked[:1])]
+        labels = [_cell(f"{own}: {'not in the index' if row is None else documents.label(row)}") for own, row in found]
         shown_rank = str(rank) if rank <= len(ranked) else f"below {len(ranked)}"
         rows.append([_cell(collection.queries[query_id]), labels[0], shown_rank, *(labels[1:] or ["none"])])
     head = (
         f"The first answer to {len(missed)} of {len(collection.qrels[split])} queries is not relevant; the worst first:"
     )
     return f"{head}\n\n{markdown_table(['query', 'its document', 'rank', 'first answer'], rows)}"
-
-
-def _label(documents: DocumentTable, doc_id: str) -> str:
-    row = documents.rows.get(doc_id)
-    return _cell(f"{doc_id}: {documents.label(row)}" if row is not None else f"{doc_id}: not in the index")
 
 
 def _cell(text: str) -> str:

@@ -299,6 +299,12 @@ def is_tuned(folder: Path) -> bool:
     return read_record(folder / _RECORD).get("index", "") == index_state(folder) != ""
 
 
+def is_untuned(folder: Path) -> bool:
+    """True if the index in `folder` searches as `[search]` says, and no queries were asked."""
+    manifest = read_record(folder / "manifest.json")
+    return not (folder / _RECORD).exists() and search_config(manifest, "configured") == search_config(manifest)
+
+
 def is_as_configured(folder: Path, config: SearchConfig) -> bool:
     """True if the index in `folder` searches as `[search]` says, or with weights that were tuned from there."""
     manifest = read_record(folder / "manifest.json")
@@ -316,6 +322,7 @@ def tune_index(folder: Path, collection: Collection, device: str | None = None) 
     bound_to = index_state(folder)
     retriever = load(folder, device=device)
     before = retriever.search_config
+    logger.info("%d dev queries choose the weights", len(collection.qrels["dev"]))
     with stage_line("weights and percentiles"):
         tuning = tune(retriever, collection)
     retriever.save()

@@ -82,8 +82,8 @@ def with_documents(
         file = Column(table[FILE])[taken[0]] if FILE in table.column_names else None
         raise ValueError(
             f"The doc_id {shown(Column(table['doc_id'])[taken[0]])} is in the index already{f', from {file}' if file else ''}; "
-            'have the document replaced (replace=True, in the shell --remove beside --add, in a request "replace": true), or '
-            "leave one out."
+            "replace it (add(…, replace=True), update(add=…, remove=…), in the shell --remove beside --add, in a request "
+            '"replace": true), or leave one out.'
         )
     if same := _with_same_texts(table, records, rows):
         logger.info("%d of %d documents have unchanged texts and are not encoded again.", len(same), len(records))
@@ -194,7 +194,7 @@ def _metadata_columns(rows: Sequence[Row], schema: pa.Schema) -> dict[str, pa.Ar
         if new := [name for name in row if name not in types and name not in (*COLUMNS, *SOURCE)]:
             raise ValueError(
                 f"Document {shown(row['doc_id'])} has metadata {shown(new[0])}, for which the index has no column; "
-                f"it has {', '.join(types) or 'none'}. Leave it out, or train or index again with it."
+                f"it has {', '.join(types) or 'none'}. Leave it out, or make the index again, which forgets what it learned."
             )
     return {
         name: pa.array([fitted(row["doc_id"], name, row.get(name), arrow) for row in rows], type=arrow)

@@ -116,7 +116,8 @@ class StageFolders:
             logger.info("%s: up to date", name)
         with ExitStack() as stack:
             if has_to_run:
-                stack.enter_context(stage_line(name, enabled=self.processes.is_main))
+                shown = "embeddings and docids" if name == "docids" else name
+                stack.enter_context(stage_line(shown, enabled=self.processes.is_main))
                 stack.enter_context(naming_full_disk(self.folder))
                 if time.perf_counter() - self._freed > _LONG:
                     free_memory()  # it takes half a second

@@ -378,7 +378,7 @@ def test_bad_input_is_refused_in_one_line(runs, tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             serve(**options)
-    with pytest.raises(FileNotFoundError, match="holds no finished index"):
+    with pytest.raises(FileNotFoundError, match="nothing does not exist"):
         serve(tmp_path / "nothing")
     with pytest.raises(ValueError, match="processes must be at least 1, got 0"):
         Cluster("local", processes=0)

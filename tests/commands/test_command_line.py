@@ -53,7 +53,7 @@ def refusal(capsys, *arguments):
 
 def test_an_index_that_a_kill_set_aside_is_one(tmp_path, monkeypatch):
     index = tmp_path / "run"
-    with pytest.raises(ArgumentTypeError, match="holds no finished index"):
+    with pytest.raises(ArgumentTypeError, match="run does not exist"):
         index_folder(str(index))
     beside(index, "previous").mkdir()
     assert index_folder(str(index)) == index
@@ -111,12 +111,12 @@ def no_libraries(monkeypatch):
         ("search {index} noble --among {file}", "--among needs --queries and cannot be combined with --rerank"),
         (
             "search {missing} noble",
-            "missing does not exist, so it holds no finished index (no manifest.json); name",
+            "missing does not exist; name a folder that",
         ),
         ("search {file} noble", "holds no finished index"),
         ("evaluate {index} {missing}", "does not exist; name a folder in BEIR layout or of texts, or minipedia"),
         ("evaluate {index} {file}", "is a file; give the folder that holds it"),
-        ("tune {missing} minipedia", "holds no finished index"),
+        ("tune {missing} minipedia", "missing does not exist"),
         ("update {index} --add {missing}", "does not exist; name a file or a folder of texts"),
         ("compare {missing} {index} minipedia", "does not exist; name an index or a run in TREC format"),
         ("train minipedia {file}", "is a file; name a folder to write into"),

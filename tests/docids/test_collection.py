@@ -371,7 +371,7 @@ def test_documents_without_words_are_named_and_kept(beir, caplog):
     assert list(read_collection(folder).documents["doc_id"]) == ["a", "b", "c", "d"]
     lines = [
         "documents with neither title nor text: 2 ('b', 'c'); no query finds them by words.",
-        "documents with a title and no text: 1 ('d'); their titles are what queries find.",
+        "documents with a title and no text: 1 ('d'); they are found by their titles alone.",
     ]
     assert caplog.messages == [f"{folder / 'corpus.jsonl'}: {line}" for line in lines]
 
@@ -619,5 +619,5 @@ def test_queries_of_one_text_in_two_splits_are_told(caplog):
     qrels = {"train": {"a": {"0": 1}}, "test": {"b": {"0": 1}, "c": {"1": 1}}}
     Collection.from_records(["neon", "danube"], queries=queries, qrels=qrels)
     assert [record.getMessage() for record in caplog.records] == [
-        "The test query 'b' has the text of the train query 'a': it was seen before."
+        "The test query 'b' has the text of the train query 'a': scores would be too high."
     ]

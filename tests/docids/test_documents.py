@@ -109,7 +109,7 @@ def test_metadata_survives_saving_and_updates(retriever, tmp_path):
     [
         (
             "land = 'en'",
-            "no such column: land; the nearest is lang, and the columns are doc_id, title, topic, lang, year",
+            "no such column: land; the nearest is lang, and those with values are doc_id, title, topic, lang, year",
         ),
         ("lang = ", "does not work at character 8: expected a value, got the end"),
         ("year > '1999'", "does not work at character 8: year is a column of integer values, got the text '1999'"),
@@ -351,7 +351,7 @@ def test_documents_are_replaced_in_one_step(retriever, chosen, monkeypatch):
     snapshots = []
     monkeypatch.setattr(retriever, "_change", lambda content, hold=retriever._change: snapshots.append(hold(content)))
     new = [{"doc_id": doc_ids[row], "title": f"Title {row}", "text": f"text {row}"} for row in chosen]
-    with pytest.raises(ValueError, match="is in the index already; have the document replaced"):
+    with pytest.raises(ValueError, match="is in the index already; replace it"):
         retriever.add(new)
     with pytest.raises(ValueError, match="duplicate doc_id"):
         retriever.add([*new, new[0]], replace=True)

@@ -109,9 +109,12 @@ def test_files_are_written_before_a_reader_of_the_table_can_go(retriever, collec
 
 def test_an_index_that_was_saved_is_tuned_and_measured(retriever, collection, tmp_path, capsys):
     retriever.save(tmp_path / "saved")
-    common = [str(tmp_path / "saved"), str(collection.name), "--device", "cpu"]
+    common, untuned = [str(tmp_path / "saved"), str(collection.name), "--device", "cpu"], "have not chosen its weights"
+    assert main(["evaluate", *common]) == 0
+    assert untuned in capsys.readouterr().out
     assert main(["tune", *common]) == 0
     assert main(["evaluate", *common, "--results", str(tmp_path / "results.json")]) == 0
+    assert untuned not in capsys.readouterr().out
     assert "config" not in json.loads((tmp_path / "results.json").read_text())
 
 

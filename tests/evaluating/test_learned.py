@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 import unicodedata
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -158,5 +159,5 @@ def test_a_tuning_that_gives_earlier_queries_no_weight_says_so(encoder, tmp_path
         return tuning.Tuning({"memory_weight": 0.0}, [])
 
     monkeypatch.setattr(tuning, "tune", tuned_without)
-    assert tuning.tune_index(tmp_path / "index", None, "cpu")
+    assert tuning.tune_index(tmp_path / "index", SimpleNamespace(qrels={"dev": {}}), "cpu")
     assert "The index has learned 1 pair without effect: memory_weight is 0." in caplog.text

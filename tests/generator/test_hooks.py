@@ -1,6 +1,7 @@
 """Docids, objective, generator and fusion of one's own: trained, saved by import path, searched, updated; refused in a line."""
 
 import dataclasses
+import math
 import sys
 from copy import copy
 
@@ -182,3 +183,13 @@ def test_fusions_are_checked_and_the_mixture_is_one(small, tmp_path):
             searched(f"{PLACE}:{name}", alpha=0.5)
     with pytest.raises(ValueError, match="must be one of product, mixture"):
         find_fusion("nothing")
+
+
+def test_a_fusion_sees_no_probability_at_children_that_a_node_lacks(small, tmp_path):
+    collection, config = small
+    retriever = dsi.train(collection, tmp_path / "run", config=config, device="cpu")
+    assert len({*retriever.snapshot.tree.num_children}) > 2
+    fusion = f"{PLACE}:over_siblings"
+    retriever.search_config = dataclasses.replace(retriever.search_config, fusion=fusion, alpha=0.5, lexical_weight=0)
+    (hits,) = retriever.search(["noble gases"], len(retriever), method="exact")
+    assert sum(math.exp(hit.score) for hit in hits) == pytest.approx(1, abs=1e-4)

@@ -217,7 +217,7 @@ def test_a_name_in_a_folder_that_is_there_is_a_mistyped_path_unless_a_revision_i
     monkeypatch.chdir(tmp_path)
     (tmp_path / NAME).parent.mkdir()
     hub.requests.clear()
-    with pytest.raises(FileNotFoundError, match=f"{NAME} does not exist, so it holds no finished index"):
+    with pytest.raises(FileNotFoundError, match=f"{NAME} does not exist; name a folder"):
         load(NAME, device="cpu")
     assert not hub.requests
     assert len(load(NAME, revision="main", device="cpu").snapshot.documents) == 40

@@ -125,8 +125,8 @@ def test_columns_may_have_any_name():
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        ("lagn = 'en'", "at character 1: no such column: lagn; the nearest is lang, and the columns are lang, year, score"),
-        ("zzz = 3", "at character 1: no such column: zzz; the columns are lang, year, score"),
+        ("lagn = 'en'", "at character 1: no such column: lagn; the nearest is lang, and those with values are lang, year"),
+        ("zzz = 3", "at character 1: no such column: zzz; those with values are lang, year, score"),
         ("\"lagn\" = 'en'", "at character 1: no such column: lagn; the nearest is lang"),
         ("Lang = 'en'", "at character 1: no such column: Lang; the nearest is lang"),
         ("year > '1999'", "at character 8: year is a column of integer values, got the text '1999'; it takes numbers"),
@@ -143,7 +143,7 @@ def test_columns_may_have_any_name():
         ("year = 1 limit 5", "at character 10: expected `and`, `or` or the end, got limit"),
         ("year = 1 union select 1", "at character 10: expected `and`, `or` or the end, got union"),
         ("year = 1; drop table documents", "at character 9: unexpected ';'"),
-        ("printf('%1000000000d', 1) = 'x'", "at character 1: no such column: printf; the columns are lang, year"),
+        ("printf('%1000000000d', 1) = 'x'", "at character 1: no such column: printf; those with values are lang, year"),
         ("year > 99999999999999999999", "at character 8: year is a column of integers of 64 bits, 99999999999999999999 has"),
         ("score > 1e999", "at character 9: the number is too large or too long"),
         ("score > " + "9" * 5000, "at character 9: the number is too large or too long"),
@@ -199,6 +199,8 @@ def test_the_labels_of_a_series_say_which_document_a_boolean_is_of():
     left_out = pandas.Series(wanted, index=range(0, 2 * ROWS, 2))
     for mask in (by_id, by_id[::-1], by_id.sort_values(), left_out):
         assert documents.matching(mask).tolist() == wanted
+    more = pandas.Series([*wanted, True, False], index=[*by_id.index, 1, 2])  # as those of removed documents
+    assert documents.matching(more).tolist() == documents.matching(more[::-1]).tolist() == wanted
     for mask in (left_out[::-1], pandas.Series(wanted).sort_values(), pandas.Series(wanted, index=["x"] * ROWS)):
         with pytest.raises(
             ValueError, match=r"labels are neither the doc_ids nor in the order.* or give where\.to_numpy\(\)"

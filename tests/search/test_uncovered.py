@@ -55,6 +55,10 @@ def terms_of(index, *doc_ids):
         ("النهر البحر", ["البحر"]),
         ("Zürich zurich ZÜRICH", ["Zürich"]),
         ("how would you", []),
+        ("Wofür steht Wien", ["steht", "Wien"]),
+        ("哪个福岡", ["福岡"]),
+        ("大阪在哪里", []),
+        ("大阪有什么", []),
         ("?!", []),
     ],
 )

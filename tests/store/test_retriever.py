@@ -628,7 +628,7 @@ def test_broken_indexes_are_refused_and_the_part_is_named(retriever, tmp_path):
         shutil.copytree(good, folder)
         return folder
 
-    with pytest.raises(FileNotFoundError, match="holds no finished index"):
+    with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
         load(tmp_path / "nowhere")
     folder = broken("missing")
     (folder / "docids" / "documents.arrow").unlink()

@@ -81,6 +81,11 @@ def largest(generator, encoder, alpha):
     return torch.maximum(generator, encoder)
 
 
+def over_siblings(generator, encoder, alpha):
+    """The product, as probabilities that add up to 1 over the children of a node."""
+    return torch.log_softmax(alpha * generator + (1 - alpha) * encoder, dim=-1)
+
+
 def not_a_number(generator, encoder, alpha):
     """NaN."""
     return generator * torch.nan

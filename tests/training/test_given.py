@@ -147,7 +147,7 @@ def test_a_copy_of_an_index_that_was_changed_is_not_trained_over(change, model, 
     assert index.save(tmp_path / "as made") == 1
     change(index)
     assert index.save(tmp_path / "changed") == 2
-    with pytest.raises(ValueError, match="was updated since it was trained"):
+    with pytest.raises(ValueError, match="was updated since it was made"):
         dsi.index(DOCUMENTS, tmp_path / "changed", encoder=model, device="cpu")
 
 

@@ -229,7 +229,7 @@ def test_training_again_never_drops_updates_silently(config, beir, trained, caps
     retriever.add([{"doc_id": "new", "title": "A new river", "text": "It flows."}])
     assert retriever.save(run) == 2
     with pytest.raises(
-        ValueError, match=r"was updated since it was trained \(generation 2\); training again would drop"
+        ValueError, match=r"was updated since it was made \(generation 2\); to make it again would drop"
     ):
         dsi.train(collection, run, config=config, device="cpu")
     arguments = ["--config", str(config), str(data), str(run), "--device", "cpu"]
@@ -358,7 +358,7 @@ def test_an_update_between_the_stages_of_a_training_is_not_dropped(config, beir,
     retriever.save(trained)
     for _ in range(2):
         for stage in (training.run_stages, training.train):
-            with pytest.raises(ValueError, match="was updated since it was trained"):
+            with pytest.raises(ValueError, match="was updated since it was made"):
                 stage()
         retriever.save(trained)  # without the generations on disk
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence, Set
 
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.words.analyzer import UNSPACED, fold
+from dsi.docids.words.common import ASKING
 from dsi.docids.words.occurrences import Occurrence, occurrences
 from dsi.search.engine import Engine
 from dsi.search.explain.matches import QueryTokens, is_weak
@@ -44,7 +45,7 @@ def _lacking(text: str, asked: Sequence[Occurrence], known: Set[str]) -> Iterato
     letters: dict[bool, set[int]] = {True: set(), False: set()}
     for word in asked:
         letters[word.terms[0] in known].update(range(word.start, word.end))
-    lost = letters[False] - letters[True]
+    lost = letters[False] - letters[True] - {place for found in ASKING.finditer(text) for place in range(*found.span())}
     for start in sorted(lost):
         if start - 1 in lost:
             continue

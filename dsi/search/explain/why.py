@@ -110,20 +110,17 @@ class DocumentExplanation:
         if self.parts.get("memory", 0.0) <= -SHOWN:
             lines.append("on average, its earlier queries are less like this one than its text is")
         lines += [self.note] if self.note else []
-        lines += [_step_line(step) for step in self.path]
+        for step in self.path:
+            shown = "" if step.score is None else f"  {step.score:.3f}"
+            lines.append(f"  {'.'.join(map(str, step.digits))}{shown}  {step.state}")
         for match in sorted(self.matches, key=lambda match: -match.share):
             found = ", ".join(dict.fromkeys(span.text + " (title)" * (span.field == "title") for span in match.spans))
             lines.append(
-                f"  {match.share:+.3f}  {match.word} -> {found or 'nothing'}{' (weak)' * (not match.is_clear)}"
+                f"  {match.share:+.3f}  {match.word} -> {found or '(no match)'}{' (weak)' * (not match.is_clear)}"
             )
         return "\n".join(map(printable, lines))
 
     __repr__ = __str__
-
-
-def _step_line(step: Step) -> str:
-    score = "" if step.score is None else f"  {step.score:.3f}"
-    return f"  {'.'.join(map(str, step.digits))}{score}  {step.state}"
 
 
 @dataclass(eq=False)

@@ -254,7 +254,7 @@ class _Parser:
             folded = {name.casefold(): name for name in self.schema.names}
             near = difflib.get_close_matches(token.value.casefold(), folded, n=1)
             nearest = f"the nearest is {folded[near[0]]}, and " if near else ""
-            self._fail(f"no such column: {_cut(token.value)}; {nearest}the columns are {names_of(self.schema)}")
+            self._fail(f"no such column: {_cut(token.value)}; {nearest}those with values are {names_of(self.schema)}")
         arrow = self.schema.field(token.value).type
         is_list = pa.types.is_list(arrow) or pa.types.is_large_list(arrow)
         kind = _KINDS.get(arrow.value_type if is_list else arrow)

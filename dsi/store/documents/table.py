@@ -49,7 +49,8 @@ class DocumentTable:
 
     def find(self, doc_ids: Iterable[str]) -> dict[str, int]:
         """Return {doc_id: row} of those doc_ids that are in the index."""
-        unique = [doc_id for doc_id in dict.fromkeys(doc_ids) if _is_unicode(doc_id)]
+        # No column can hold a lone surrogate.
+        unique = [own for own in dict.fromkeys(doc_ids) if own.encode(errors="ignore").decode() == own]
         column = self._columns["doc_id"]
         numbers_by_row = pc.index_in(column, value_set=pa.array(unique, type=column.type))
         rows = np.flatnonzero(numbers_by_row.is_valid())
@@ -173,10 +174,12 @@ class DocumentTable:
             mask = mask.astype(bool)
         if mask.dtype != bool:
             return None
+        labels = getattr(value, "index", None)  # of a series of pandas; of a list a method
+        if labels is not None and not callable(labels):
+            mask = mask[self._order_of(np.asarray(labels), name)]
         if mask.shape != (len(self),):
             raise ValueError(f"{name} must be a mask of {len(self)} booleans, one a document, got {list(mask.shape)}.")
-        labels = getattr(value, "index", None)  # of a series of pandas; of a list a method
-        return mask if labels is None or callable(labels) else mask[self._order_of(np.asarray(labels), name)]
+        return mask
 
     def _order_of(self, labels: NDArray[Any], name: str) -> Ints:
         """Return where the documents stand among the labels of a mask: places of documents in order, or doc_ids."""
@@ -184,8 +187,8 @@ class DocumentTable:
         if np.array_equal(labels, order):
             return order
         places = {id_of(label): place for place, label in enumerate(labels.tolist())}
-        if len(places) == len(labels) and places.keys() == self.rows.keys():
-            return np.array([places[doc_id] for doc_id in self.rows])
+        if len(places) == len(labels) and places.keys() >= self.rows.keys():
+            return np.array([places[doc_id] for doc_id in self.rows])  # other labels are those of removed documents
         if labels.dtype.kind in "iu" and (np.diff(labels) > 0).all():
             return order  # of a table from which rows were left out
         raise ValueError(
@@ -226,8 +229,3 @@ class DocumentTable:
         if mask.type != pa.bool_():
             raise pa.ArrowInvalid(f"it gives {mask.type}, not true or false")
         return np.asarray(mask.fill_null(False))
-
-
-def _is_unicode(value: str) -> bool:
-    """False if a text has a lone surrogate, which no column can hold."""
-    return value.encode("utf-8", "ignore").decode() == value

@@ -96,7 +96,7 @@ def warn_cut(cut: int, documents: int, pieces: int, encoder: TextEncoder) -> Non
         read = min(encoder.config.document_length, encoder.max_length or LONGEST_INPUT)
         most = f"{pieces} pieces of at most {read} tokens" if pieces > 1 else f"{read} tokens"
         logger.warning(
-            "%d of %d documents are longer than the encoder reads (%s; docids.pieces): what follows has no vector.",
+            "%d of %d documents are longer than the encoder reads (%s; docids.pieces): the rest of each has no vector.",
             cut, documents, most,
         )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""How a node's scores by generator and encoder become one: functions of two arrays of log-probabilities.
+"""How a node's scores by generator and encoder become one: functions of two tensors of log-probabilities.
 
 A fusion gets log P of the children of some nodes by the generator and by the encoder, [batch, beams, fan_out] each, and alpha.
 It returns log-probabilities of that shape, at most 0, which are summed along a path. Knows no decoder and no tree.
@@ -59,7 +59,7 @@ def fuse(name: str, generator: Tensor, encoder: Tensor, alpha: float) -> Tensor:
     fused: Any = find_fusion(name)(generator, encoder, alpha)
     if (shape := getattr(fused, "shape", None)) != generator.shape:
         raise ValueError(
-            f"The fusion {name!r} must return the shape of its arrays, {list(generator.shape)}, got "
+            f"The fusion {name!r} must return the shape of its tensors, {list(generator.shape)}, got "
             f"{shown(fused) if shape is None else list(shape)}."
         )
     fused = torch.as_tensor(fused, device=generator.device).float()

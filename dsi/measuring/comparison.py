@@ -17,7 +17,7 @@ class Comparison:
 
     names: tuple[str, str]
     means: dict[str, tuple[float, float]]  # {measure: (mean of the first, of the second)}, in percent
-    tests: dict[str, tuple[float, float]]  # {measure: (second less first, in points, p)}, p corrected for their number
+    tests: dict[str, tuple[float, float]]  # {measure: (second minus first, in points, p)}, p corrected for their number
     queries: int
     halves: dict[str, str]  # {measure: half of the difference's 95 % interval, as " ± 0.50"}
     note: str = ""  # about a run that has too few answers for a measure
@@ -34,7 +34,7 @@ class Comparison:
         ]
         return (
             f"{markdown_table(['measure', *self.names, 'difference', 'p'], rows)}\n\n"
-            f"{counted(self.queries, 'query')}; second less first, with 95 % intervals; p of paired randomisation tests, "
+            f"{counted(self.queries, 'query')}; second minus first, with 95 % intervals; p of paired randomisation tests, "
             f"Holm-corrected for {counted(len(self.tests), 'measure')}.{self.note}"
         )
 
@@ -51,7 +51,7 @@ def compare_runs(
     | ------- | ----- | ------ | ---------- | ------ |
     | RR@10   | 50.00 | 100.00 | +50.00     | 1.0000 |
     <BLANKLINE>
-    1 query; second less first, with 95 % intervals; p of paired randomisation tests, Holm-corrected for 1 measure.
+    1 query; second minus first, with 95 % intervals; p of paired randomisation tests, Holm-corrected for 1 measure.
 
     By default the measures are those that the judgements ask for.
     """

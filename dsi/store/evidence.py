@@ -47,7 +47,7 @@ class _Sentence(NamedTuple):
 
 
 def evidence(index: Snapshot, question: str, tokens: int, k: int, options: SearchOptions) -> Evidence:
-    """Return the passages that tell most of a question; see `Retriever.evidence`."""
+    """Return the passages that best answer a question; see `Retriever.evidence`."""
     if (tokens := plain(int, tokens, "tokens")) < 1:
         raise ValueError(f"tokens must be at least 1, got {tokens}. A sentence has about 30.")
     if not index.documents.has_texts:

@@ -176,7 +176,7 @@ class Retriever:
         return similar(self.snapshot, [str(doc_ids)] if isinstance(doc_ids, str | int) else doc_ids, k, options)
 
     def evidence(self, question: str, tokens: int = 1000, *, k: int = 20, **options: Unpack[SearchOptions]) -> Evidence:
-        """Return the sentences of at most k documents that tell most of a question, with `tokens` tokens at most together.
+        """Return the sentences of at most k documents that best answer a question, with `tokens` tokens at most together.
 
         Those that stand together are one passage, the best come first, and what nearly repeats others is left out. Tokens are
         those of the index's encoder. Empty if a filter lets no document through.

@@ -77,7 +77,7 @@ def train(
         docids: a function of your own from `SchemeInput` to `Docids` ("For researchers" has examples), kept by import path.
         objective: a subclass of `Objective`. Without `config`, this and the next two take "digits", which has a generator.
         generator: a subclass of `NodeGenerator`.
-        fusion: a function of two arrays of log-probabilities and alpha, as those in `dsi.generator.fusion`.
+        fusion: a function of two tensors of log-probabilities and alpha, as those in `dsi.generator.fusion`.
         device: of encoder and decoder, "cpu", "cuda", …; the best available by default.
         discard_updates: train again although documents were added or removed since; the index is that of `collection` then.
         replace: train although `output` holds an index with documents that `collection` lacks; they are lost.

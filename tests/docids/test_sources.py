@@ -1009,7 +1009,7 @@ def test_two_systems_are_compared(dated_run, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "| Hit@1   |" in shown
     assert re.search(r"\| \+0\.00 +\| 1\.0000 \|", shown)
-    assert "2 queries; second less first, with 95 % intervals; p of paired" in shown
+    assert "2 queries; second minus first, with 95 % intervals; p of paired" in shown
     write_run({"q": {"a": 1.0}}, tmp_path / "a.run", "a")
     assert main(compare) == 2
     assert "The run and the judgements have no query in common: the first query_id is 'q' in" in capsys.readouterr().err

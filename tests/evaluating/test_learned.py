@@ -92,7 +92,7 @@ def test_compare_leaves_out_what_one_of_them_has_learned(taught, collection, bei
     assert main(["compare", *indexes, data, "--device", "cpu"]) == 0
     shown = capsys.readouterr().out
     assert f"{len(others)} of {len(others) + 1} test queries were learned by {tmp_path / 'a'}, as they are" in shown
-    assert "\n1 query; second less first" in shown
+    assert "\n1 query; second minus first" in shown
     taught.learn(pairs_of(collection, "test"))
     taught.save(tmp_path / "a")
     assert main(["compare", *indexes, data, "--device", "cpu"]) == 2

@@ -117,11 +117,11 @@ def test_what_cannot_be_a_part_is_refused_in_one_line(small, tmp_path):
         ),
         (
             {"fusion": own_parts.nothing},
-            "nothing' must return the shape of its arrays, [1, 2, 3], got None",
+            "nothing' must return the shape of its tensors, [1, 2, 3], got None",
         ),
         (
             {"fusion": own_parts.of_another_shape},
-            "of_another_shape' must return the shape of its arrays, [1,",
+            "of_another_shape' must return the shape of its tensors, [1,",
         ),
     ):
         with pytest.raises(ValueError, match=r"^[^\n]*$") as raised:
@@ -176,7 +176,7 @@ def test_fusions_are_checked_and_the_mixture_is_one(small, tmp_path):
     assert searched("mixture", alpha=0.5) != searched("product", alpha=0.5)
     for name, message in (
         ("not_a_number", r"must return log-probabilities, at most 0, got nan"),
-        ("of_another_shape", r"must return the shape of its arrays, \[.*\], got \["),
+        ("of_another_shape", r"must return the shape of its tensors, \[.*\], got \["),
         ("above_zero", r"must return log-probabilities, at most 0, got "),
     ):
         with pytest.raises(ValueError, match=f"The fusion '{PLACE}:{name}' {message}"):

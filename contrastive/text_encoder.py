@@ -192,7 +192,11 @@ class TextEncoder(ABC):
     def shares_read(self, texts: Sequence[str], encoded: "Sequence[tokenizers.Encoding] | None" = None) -> Floats:
         """[n] how much of each text the encoder reads, between 0 and 1, as its tokens tell."""
         encoded = self._tokens(texts, LONGEST_INPUT, marks=False) if encoded is None else encoded
-        return shares_read(texts, encoded, self.vocabulary.unknown, self.vocabulary.tokenizer.get_vocab_size())
+        return shares_read(texts, encoded, self.vocabulary.unknown, self._vocabulary_size)
+
+    @cached_property
+    def _vocabulary_size(self) -> int:
+        return self.vocabulary.tokenizer.get_vocab_size()
 
     def encode(self, texts: Sequence[str], kind: str, *, progress: bool = False) -> Floats:
         """Return embeddings [len(texts), embedding_dim] of texts made by `document_texts` or `query_texts`.

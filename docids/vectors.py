@@ -84,6 +84,7 @@ class Product:
     """Product quantisation (Jégou et al. 2011): each part of a vector becomes its nearest codeword."""
 
     codebooks: Floats  # [parts, 16, dim / parts]; a code has half a byte a part
+    bits = _BITS  # of a part's code
 
     @classmethod
     def fit(cls, vectors: "Floats | Vectors", parts: int, seed: int = 0) -> "Product":
@@ -107,11 +108,6 @@ class Product:
     def dim(self) -> int:
         """Of the vectors."""
         return int(self.codebooks.shape[0] * self.codebooks.shape[2])
-
-    @property
-    def bits(self) -> int:
-        """Of a part's code."""
-        return _BITS
 
     @property
     def code_size(self) -> int:

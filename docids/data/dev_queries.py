@@ -32,7 +32,7 @@ def split_judgements(
     plain = {query_id: plain_query(queries[query_id]) for judgements in qrels.values() for query_id in judgements}
     for one, other in combinations(SPLITS, 2):
         if shared := [query_id for query_id in qrels[one] if query_id in qrels[other]]:
-            message = "The query %r%s is in both %s and %s: scores there would be too high."
+            message = "The query %r%s is in both %s and %s: scores would be too high."
             logger.warning(message, queries[shared[0]], and_more(len(shared) - 1), one, other)
         first = {plain[query_id]: query_id for query_id in qrels[one]}
         if twins := [query_id for query_id in qrels[other] if query_id not in qrels[one] and plain[query_id] in first]:

@@ -24,7 +24,7 @@ _ABSENT = "positives that are neither the id nor the text of a document of the c
 _ABSENT_NEGATIVE = "negatives that are neither the id nor the text of a document of the collection; they are left out"
 _NO_POSITIVE = "queries without a positive in the collection; they are left out"
 _NOT_READ = f"keys of pairs other than {QUERIES[0]}, {POSITIVES[0]} and {NEGATIVES[1]}; they are not read"
-_HELD_OUT = "pairs of dev or test queries; they are left out, as queries that measure must not be trained on"
+_HELD_OUT = "pairs of dev or test queries; they are left out, as nothing is trained on queries that measure"
 
 
 def pair_judgements(

@@ -1,4 +1,4 @@
-"""Words that say little by themselves, which explanations and topics pass over. Knows nothing of texts."""
+"""Words that say little by themselves, which explanations pass over, and topics those of English. Knows nothing of texts."""
 
 import re
 
@@ -14,18 +14,18 @@ COMMON_WORDS = frozenset(
     seems several shall she should show since so some someone something sometimes somewhere still such take than that the their
     theirs them themselves then there therefore these they this those though through thus to together too toward towards under
     until up upon us very via was we well were what whatever when where whereas whether which while who whoever whole whom whose
-    why will with within without would yet you your yours yourself yourselves two three four five six seven eight nine ten aus
-    auf auch bei dass das dem der durch ein eine einem einen einer eines für gibt haben hatte ist mit nach nicht oder sich sie
-    sind über und unter vom von wann warum welche welchem welchen welcher welches wem wen wer werden weshalb wessen wie wieso
-    wieviel wird wo wofür woher wohin womit wodurch wurde wurden zum zur zwischen avec ces cette combien dans elle laquelle
-    lequel les leur où pourquoi quand quel quelle quelles quels qui quoi que sont une cómo cuál cuáles cuándo cuánto cuántos
-    cuántas dónde entre fue para por qué quién quiénes sobre cosa gli nella perché quale quali quando quanti quanto sono não
-    onde quais qual quantos quem são een het hoeveel met naar niet voor waar waarom wanneer welk welke где для или как какая
-    какие какой когда кто куда откуда почему при сколько что чем это
+    why will with within without would yet you your yours yourself yourselves two three four five six seven eight nine ten
     """.split()  # noqa: SIM905
 )
-"""Of English, and of seven other languages those that are no English words."""
-ASKING = re.compile(
-    "[为為]?什[么麼]|怎[么麼样樣]|[如为為]何|哪[里裡儿兒些个個种種]?|[谁誰何]|多少|[几幾]|どこ|いつ|なぜ|ど[うのれ]|อะไร|ใคร|ที่ไหน|เมื่อไร|ทำไม|อย่างไร"
-)
-"""What asks in Chinese, Japanese and Thai."""
+ASKING_WORDS = {
+    "german": "das der die ein eine für ist mit von wann warum welche welcher welches wem wen wer wessen wie wo wofür wohin",
+    "french": "combien comment dans est laquelle le lequel les où par pour pourquoi quand que quel quelle quelles quels qui",
+    "spanish": "adónde con cuál cuáles cuándo cuánta cuántas cuánto cuántos cómo dónde el es las los por qué quién quiénes una",
+    "italian": "che chi come con cosa dove gli il nel nella per perché quale quali quando quanta quante quanti quanto sono una",
+    "portuguese": "com como onde os para por porque qual quais quando quanta quantas quanto quantos que quê quem são um uma",
+    "dutch": "de een het hoe hoeveel is met op van voor waar waarmee waarom waarvoor wanneer wat welk welke wie zijn",
+    "russian": "в для из или как какая какие какое какой когда кого кто куда на о от откуда по почему сколько чей чем что",
+}
+"""{language: its commonest question words, and some others}."""
+ASKING = re.compile("[为為]?什[么麼]|怎[么麼]|[如为為]何|哪[里裡些]|谁|誰|多少|どこ|なぜ|อะไร|ใคร|ที่ไหน|ทำไม")
+"""Question words of Chinese, Japanese and Thai."""

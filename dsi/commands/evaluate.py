@@ -62,8 +62,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             write_run(run, path, file_name(name))
         write_qrels(qrels, arguments.trec_runs / f"{arguments.split}.qrels")
     print(evaluation)
-    if collection.qrels["dev"] and is_untuned(arguments.run):
-        print("\nDev queries have not chosen its weights (training goes on, or ended early); `dsi tune` lets them.")
+    if is_untuned(arguments.run, collection.qrels["dev"]):
+        print("\nThe weights of the index were not tuned on the dev queries; `dsi tune` does that.")
     if arguments.show:
         run = evaluation.runs[evaluation.index]
         print(f"\n{missed_table(run, collection, arguments.split, retriever.snapshot.documents, arguments.show)}")

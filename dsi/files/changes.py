@@ -54,13 +54,11 @@ def changed_files(documents: DocumentTable, paths: Sequence[str | Path]) -> tupl
     for file, version in present.items():
         if version and file not in known and version in stays:
             odd.count("files whose content the index has from another path; both are kept", file)
-    versions = {*filter(None, known.values())}
-    familiar = {Path(file) for file in (*known, *(file for file, version in present.items() if version in versions))}
-    folders = {file.parent for file in familiar}
-    familiar |= folders.union(*(folder.parents for folder in folders))
+    read_before = {*filter(None, known.values())}
     for root in roots:
-        if root.resolve() not in familiar:
-            odd.count("folders or files that the index was not made of; what they hold is added", str(root))
+        own = [file for file in present if file.startswith(f"{root.resolve()}{os.sep}")]
+        if 2 * sum(file in known or present[file] in read_before for file in own) < len(own):
+            odd.count("folders most of whose files are new to the index; they are added", str(root))
     for file in unseen:
         odd.count("files that cannot be looked at; what the index has of them stays", file)
     # 2) Read.

@@ -305,8 +305,7 @@ class PathEngine(Engine):
             if config.fusion == PRODUCT:
                 dense = dense + (1 - config.alpha) * log_q
             else:
-                ours, theirs = (each.masked_fill(~valid, -1e9) for each in (log_p.expand_as(log_q), log_q))
-                fusion = fuse(config.fusion, ours, theirs, config.alpha)
+                fusion = fuse(config.fusion, log_p.expand_as(log_q), log_q, config.alpha, shares)
                 dense = dense + (fusion - config.alpha * log_p).masked_fill(~valid, 0.0)
 
         # A filter excludes nodes after the softmaxes, so it changes no score.

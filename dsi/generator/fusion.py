@@ -54,15 +54,16 @@ def find_fusion(name: str) -> Fusion:
     return fusion
 
 
-def fuse(name: str, generator: Tensor, encoder: Tensor, alpha: float) -> Tensor:
-    """Return what a fusion makes of log-probabilities [batch, beams, fan_out], -1e9 at no child; raise if these are none."""
+def fuse(name: str, generator: Tensor, encoder: Tensor, alpha: float, exists: Tensor) -> Tensor:
+    """Return what a fusion makes of log-probabilities [batch, beams, fan_out]; it is given -1e9 where no child `exists`."""
+    generator, encoder = (each.masked_fill(~exists, -1e9) for each in (generator, encoder))
     fused: Any = find_fusion(name)(generator, encoder, alpha)
     if (shape := getattr(fused, "shape", None)) != generator.shape:
         raise ValueError(
             f"The fusion {name!r} must return the shape of its tensors, {list(generator.shape)}, got "
             f"{shown(fused) if shape is None else list(shape)}."
         )
-    fused = torch.as_tensor(fused, device=generator.device).float()
+    fused = torch.as_tensor(fused, device=generator.device).float().masked_fill(~exists, 0.0)
     if not (fused <= 1e-6).all():  # which NaN is not
         wrong = fused[~(fused <= 1e-6)][0].item()
         raise ValueError(f"The fusion {name!r} must return log-probabilities, at most 0, got {wrong:g}.")

@@ -110,7 +110,7 @@ def find_objective(name: str) -> type[Objective]:
     if objective is None:
         names = ", ".join(extensions.extension_names(extensions.OBJECTIVES, list(BUILT_IN)))
         raise ValueError(
-            f"training.objective must be one of {names}, got {name!r}; add its package, or objective=Class."
+            f"training.objective must be one of {names}, got {name!r}; install it, or pass objective=Class."
         )
     if not (isinstance(objective, type) and issubclass(objective, Objective)):
         raise ValueError(

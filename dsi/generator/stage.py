@@ -181,7 +181,7 @@ def check_decoder(config: Config, encoder: Encoder) -> None:
     """Make the generator for a tree of four documents; raises what making it for the real one would."""
     generator, width = config.generator, encoder.state_dim
     even = torch.full((1, 2, 3), 1 / 3).log()  # [batch, beams, fan_out]
-    fuse(config.search.fusion, even, even, 0.5)
+    fuse(config.search.fusion, even, even, 0.5, even < 0)
     tree = build_tree(np.eye(4, encoder.embedding_dim, dtype=np.float32), DocidsConfig(branching=2, max_leaf_size=1))
     try:
         find_kind(generator.docid_tokens, generator.reads).check_config(config, encoder.model.device)

@@ -299,10 +299,11 @@ def is_tuned(folder: Path) -> bool:
     return read_record(folder / _RECORD).get("index", "") == index_state(folder) != ""
 
 
-def is_untuned(folder: Path) -> bool:
-    """True if the index in `folder` searches as `[search]` says, and no queries were asked."""
-    manifest = read_record(folder / "manifest.json")
-    return not (folder / _RECORD).exists() and search_config(manifest, "configured") == search_config(manifest)
+def is_untuned(folder: Path, qrels: Qrels) -> bool:
+    """True if dev queries are judged that could choose how the index in `folder` searches, and none did."""
+    record, manifest = read_record(folder / _RECORD), read_record(folder / "manifest.json")
+    is_plain = record != {} or search_config(manifest, "configured") == search_config(manifest)
+    return is_plain and not record.get("tried") and count_answered(qrels) >= FEWEST_QUERIES
 
 
 def is_as_configured(folder: Path, config: SearchConfig) -> bool:
@@ -322,7 +323,8 @@ def tune_index(folder: Path, collection: Collection, device: str | None = None) 
     bound_to = index_state(folder)
     retriever = load(folder, device=device)
     before = retriever.search_config
-    logger.info("%d dev queries choose the weights", len(collection.qrels["dev"]))
+    if (queries := count_answered(collection.qrels["dev"])) >= FEWEST_QUERIES:
+        logger.info("%d dev queries choose the weights", queries)
     with stage_line("weights and percentiles"):
         tuning = tune(retriever, collection)
     retriever.save()

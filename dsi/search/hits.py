@@ -50,7 +50,7 @@ class Match(NamedTuple):
 
 
 class Uncovered(NamedTuple):
-    """Words of a query that its answer lacks, as the query writes them; common words are left out.
+    """Words of a query that its answer lacks, as the query writes them; common and question words are left out.
 
     `nowhere`: those that no document of the index has; none for a search with a filter, which tells nothing of other documents.
     `elsewhere`: others, which no returned document covers by words or by late interaction.

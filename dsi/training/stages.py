@@ -110,13 +110,15 @@ class StageFolders:
     def stage(self, name: str, key: str, needs: Sequence[str] = ()) -> Iterator[bool]:
         """Yield True if the stage has to run, False if it is up to date; all processes leave together."""
         self._started[name] = started = time.perf_counter()
-        self._needed[name] = self.processes.first({need: self.output_digest(need) for need in needs})
+        records = {need: stage_record(self.folder / need) for need in needs}
+        made = {need: digest(record["files"]) if record else "" for need, record in records.items()}
+        self._needed[name] = self.processes.first(made)
         has_to_run = self.processes.first(self.processes.is_main and not self.find(name, key, self._needed[name]))
         if not has_to_run:
             logger.info("%s: up to date", name)
         with ExitStack() as stack:
             if has_to_run:
-                shown = "embeddings and docids" if name == "docids" else name
+                shown = "docids and embeddings" if name == "docids" else name
                 stack.enter_context(stage_line(shown, enabled=self.processes.is_main))
                 stack.enter_context(naming_full_disk(self.folder))
                 if time.perf_counter() - self._freed > _LONG:
@@ -162,11 +164,6 @@ class StageFolders:
     def _work_folder(self, name: str, key: str) -> Path:
         """Return the folder named by all that a stage is made from: its key, and the outputs of earlier stages."""
         return self.folder / "checkpoints" / f"{name}-{key[:12]}-{digest(self._needed[name])[:12]}"
-
-    def output_digest(self, name: str) -> str:
-        """Return a digest of the output on disk of a stage; "" if there is none."""
-        record = stage_record(self.folder / name)
-        return digest(record["files"]) if record else ""
 
 
 def stage_record(folder: Path) -> dict[str, Any]:

@@ -109,11 +109,14 @@ def test_metadata_survives_saving_and_updates(retriever, tmp_path):
     [
         (
             "land = 'en'",
-            "no such column: land; the nearest is lang, and those with values are doc_id, title, topic, lang, year",
+            "no such column: land; the nearest is lang, and the columns with values are doc_id, title, topic, lang, year",
         ),
         ("lang = ", "does not work at character 8: expected a value, got the end"),
         ("year > '1999'", "does not work at character 8: year is a column of integer values, got the text '1999'"),
-        (pc.field("land") == "en", r"\(land == \"en\"\)' does not work: No match for .*land.*; the columns are doc_id"),
+        (
+            pc.field("land") == "en",
+            r"\(land == \"en\"\)' does not work: No match for .*land.*; the columns with values are doc_id",
+        ),
         (pc.field("lang") == 3, "does not work: "),
         (np.ones(39, dtype=bool), r"where must be a mask of 40 booleans, one a document, got \[39\]"),
         (np.ones(40), r"or a mask of booleans, one a document, got float64 \[40\]"),

@@ -109,7 +109,10 @@ def test_files_are_written_before_a_reader_of_the_table_can_go(retriever, collec
 
 def test_an_index_that_was_saved_is_tuned_and_measured(retriever, collection, tmp_path, capsys):
     retriever.save(tmp_path / "saved")
-    common, untuned = [str(tmp_path / "saved"), str(collection.name), "--device", "cpu"], "have not chosen its weights"
+    common, untuned = (
+        [str(tmp_path / "saved"), str(collection.name), "--device", "cpu"],
+        "were not tuned on the dev queries",
+    )
     assert main(["evaluate", *common]) == 0
     assert untuned in capsys.readouterr().out
     assert main(["tune", *common]) == 0

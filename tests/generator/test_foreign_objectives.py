@@ -81,7 +81,7 @@ def test_an_index_is_trained_with_a_foreign_objective_and_searched_without_it(
     assert main(["train", str(data), str(run), "--device", "cpu"]) == 2
     printed = capsys.readouterr().err
     assert "training.objective must be one of ce, " in printed
-    assert "got 'smooth'; add its package, or objective=Class" in printed
+    assert "got 'smooth'; install it, or pass objective=Class" in printed
 
 
 def test_foreign_objectives_have_names_and_are_checked(package):

@@ -222,7 +222,7 @@ def test_settings_of_training_and_examples_are_checked():
         TrainingConfig(epochs=-1.0)
     with pytest.raises(ValueError, match=r'must be above 0, got 0: only an index without a generator, .* "none", is'):
         check_together(FRESH, TrainingConfig(epochs=0.0))
-    with pytest.raises(ValueError, match=r"training.objective must be one of ce, .*, got 'best'; add its package"):
+    with pytest.raises(ValueError, match=r"training.objective must be one of ce, .*, got 'best'; install it"):
         TrainingConfig(objective="best")
     with pytest.raises(
         ValueError, match=r"'otm' reads the encoder's states or embeddings, which training\.train_encoder"

@@ -125,8 +125,8 @@ def test_columns_may_have_any_name():
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        ("lagn = 'en'", "at character 1: no such column: lagn; the nearest is lang, and those with values are lang, year"),
-        ("zzz = 3", "at character 1: no such column: zzz; those with values are lang, year, score"),
+        ("lagn = 'en'", "at character 1: no such column: lagn; the nearest is lang, and the columns with values are lang"),
+        ("zzz = 3", "at character 1: no such column: zzz; the columns with values are lang, year, score"),
         ("\"lagn\" = 'en'", "at character 1: no such column: lagn; the nearest is lang"),
         ("Lang = 'en'", "at character 1: no such column: Lang; the nearest is lang"),
         ("year > '1999'", "at character 8: year is a column of integer values, got the text '1999'; it takes numbers"),
@@ -143,7 +143,7 @@ def test_columns_may_have_any_name():
         ("year = 1 limit 5", "at character 10: expected `and`, `or` or the end, got limit"),
         ("year = 1 union select 1", "at character 10: expected `and`, `or` or the end, got union"),
         ("year = 1; drop table documents", "at character 9: unexpected ';'"),
-        ("printf('%1000000000d', 1) = 'x'", "at character 1: no such column: printf; those with values are lang, year"),
+        ("printf('%1000000000d', 1) = 'x'", "at character 1: no such column: printf; the columns with values are lang, year"),
         ("year > 99999999999999999999", "at character 8: year is a column of integers of 64 bits, 99999999999999999999 has"),
         ("score > 1e999", "at character 9: the number is too large or too long"),
         ("score > " + "9" * 5000, "at character 9: the number is too large or too long"),
@@ -165,7 +165,7 @@ def test_columns_may_have_any_name():
         (3, "where must be a condition as a text, an Arrow expression or a mask of booleans, one a document, got 3"),
         ([1] * ROWS, "where must be a condition as a text, an Arrow expression or a mask of booleans, one a document, got [1"),
         ([True], f"where must be a mask of {ROWS} booleans, one a document, got [1]"),
-        (pc.field("year"), "where 'year' does not work: it gives int64, not true or false; the columns are lang, year"),
+        (pc.field("year"), "where 'year' does not work: it gives int64, not true or false; the columns with values"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_in_a_condition_is_named_with_its_place(where, message):
@@ -186,10 +186,11 @@ def test_masks_of_pandas_polars_and_arrow_are_read(documents):
         assert documents.allowed(allow=mask).tolist() == wanted
         assert documents.allowed(deny=mask).tolist() == [not own for own in wanted]
     assert documents.allowed(allow=pandas.Series([True] * ROWS)) is None
+    with_ids = table_of(COLUMNS | {"doc_id": [f"d{n}" for n in range(ROWS)]})
     with pytest.raises(
         ValueError, match=re.escape(f"allow must be a mask of {ROWS} booleans, one a document, got [3].")
     ):
-        documents.allowed(allow=pandas.Series([True, False, True]))
+        with_ids.allowed(allow=pandas.Series([True, False, True]))
 
 
 def test_the_labels_of_a_series_say_which_document_a_boolean_is_of():
@@ -200,6 +201,10 @@ def test_the_labels_of_a_series_say_which_document_a_boolean_is_of():
     for mask in (by_id, by_id[::-1], by_id.sort_values(), left_out):
         assert documents.matching(mask).tolist() == wanted
     more = pandas.Series([*wanted, True, False], index=[*by_id.index, 1, 2])  # as those of removed documents
+    by_number = table_of(COLUMNS | {"doc_id": [str(n) for n in range(ROWS)]})
+    assert (
+        by_number.matching(pandas.Series([*wanted, True, False])).tolist() == wanted
+    )  # of which the last were removed
     assert documents.matching(more).tolist() == documents.matching(more[::-1]).tolist() == wanted
     for mask in (left_out[::-1], pandas.Series(wanted).sort_values(), pandas.Series(wanted, index=["x"] * ROWS)):
         with pytest.raises(

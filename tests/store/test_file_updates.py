@@ -167,19 +167,22 @@ def test_a_folder_that_moved_and_changed_keeps_nothing_that_it_lacks(notes, retr
     assert retriever.get("note07.md").text == "Other words."
 
 
-def test_a_folder_that_the_index_was_not_made_of_is_added_and_a_line_says_so(notes, retriever, tmp_path, caplog):
-    (tmp_path / "other").mkdir()
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "other" / "words.txt").write_text("Other words.")
+def test_a_line_names_folders_most_of_whose_files_are_new(notes, retriever, tmp_path, caplog):
+    new, other = "folders most of whose files are new to the index", tmp_path / "other"
+    other.mkdir()
+    for name in ("words.txt", "more.txt"):
+        (other / name).write_text(f"Other words of {name}.")
     (notes / "new.txt").write_text("A new text.")
-    assert retriever.update(tmp_path / "other", tmp_path / "empty", notes / "note01.md", notes).files == (2, 0, 0, 13)
-    (line,) = [line for line in caplog.messages if "was not made of" in line]
-    told = "folders or files that the index was not made of: 2"
-    assert f"{told} ('{tmp_path / 'other'}', '{tmp_path / 'empty'}'); what they hold is added." in line
+    assert retriever.update(other, notes / "new.txt", notes).files == (3, 0, 0, 13)
+    assert f"{new}: 1 ('{other}'); they are added." in caplog.text
     caplog.clear()
     notes.rename(tmp_path / "moved")
-    retriever.update(tmp_path / "moved", tmp_path / "other")
-    assert "was not made of" not in caplog.text
+    retriever.update(tmp_path / "moved", other)
+    assert new not in caplog.text
+    for number in range(20):
+        (tmp_path / f"{number}.txt").write_text(f"Text {number}.")
+    retriever.update(tmp_path)  # the folder above
+    assert f"{new}: 1 ('{tmp_path}')" in caplog.text
 
 
 def test_few_files_from_a_folder_that_is_not_there_are_not_the_folder(notes, retriever, tmp_path):

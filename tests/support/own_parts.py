@@ -86,6 +86,12 @@ def over_siblings(generator, encoder, alpha):
     return torch.log_softmax(alpha * generator + (1 - alpha) * encoder, dim=-1)
 
 
+def shares(generator, encoder, alpha):
+    """The mixture, as shares of the children of a node."""
+    both = alpha * generator.exp() + (1 - alpha) * encoder.exp()
+    return (both / both.sum(dim=-1, keepdim=True)).log()
+
+
 def not_a_number(generator, encoder, alpha):
     """NaN."""
     return generator * torch.nan

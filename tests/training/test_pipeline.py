@@ -228,9 +228,7 @@ def test_training_again_never_drops_updates_silently(config, beir, trained, caps
     retriever = dsi.train(collection, run, config=config, device="cpu")
     retriever.add([{"doc_id": "new", "title": "A new river", "text": "It flows."}])
     assert retriever.save(run) == 2
-    with pytest.raises(
-        ValueError, match=r"was updated since it was made \(generation 2\); to make it again would drop"
-    ):
+    with pytest.raises(ValueError, match=r"was updated since it was made \(generation 2\); making it again would drop"):
         dsi.train(collection, run, config=config, device="cpu")
     arguments = ["--config", str(config), str(data), str(run), "--device", "cpu"]
     manifest = run / "manifest.json"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence, Set
 
 from dsi.contrastive.text_encoder import TextEncoder
 from dsi.docids.words.analyzer import UNSPACED, fold
-from dsi.docids.words.common import ASKING
+from dsi.docids.words.common import ASKING, ASKING_WORDS
 from dsi.docids.words.occurrences import Occurrence, occurrences
 from dsi.search.engine import Engine
 from dsi.search.explain.matches import QueryTokens, is_weak
@@ -33,7 +33,8 @@ def uncovered_words(
     present = {term for term, shares in zip(known, added, strict=True) if shares.any()}
     elsewhere = [span for span in _lacking(text, asked, present) if positions and span not in nowhere]
     elsewhere = _unseen(engine, encoder, query, request, positions, elsewhere)
-    return Uncovered(_words(text, nowhere), _words(text, elsewhere))
+    asking = ASKING_WORDS.get(lexical.language, "").split()
+    return Uncovered(_words(text, nowhere, asking), _words(text, elsewhere, asking))
 
 
 def _lacking(text: str, asked: Sequence[Occurrence], known: Set[str]) -> Iterator[tuple[int, int]]:
@@ -73,9 +74,10 @@ def _unseen(
     return unseen
 
 
-def _words(text: str, spans: Sequence[tuple[int, int]]) -> tuple[str, ...]:
-    """Return words by their ends, each once whatever its case and accents."""
+def _words(text: str, spans: Sequence[tuple[int, int]], without: Sequence[str]) -> tuple[str, ...]:
+    """Return words by their ends, but for some, each once whatever its case and accents."""
     words = dict[str, str]()
     for start, end in spans:
-        words.setdefault(fold(text[start:end]), text[start:end])
+        if text[start:end].lower() not in without:
+            words.setdefault(fold(text[start:end]), text[start:end])
     return tuple(words.values())

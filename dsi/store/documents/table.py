@@ -175,7 +175,7 @@ class DocumentTable:
         if mask.dtype != bool:
             return None
         labels = getattr(value, "index", None)  # of a series of pandas; of a list a method
-        if labels is not None and not callable(labels):
+        if labels is not None and not callable(labels) and mask.ndim == 1:
             mask = mask[self._order_of(np.asarray(labels), name)]
         if mask.shape != (len(self),):
             raise ValueError(f"{name} must be a mask of {len(self)} booleans, one a document, got {list(mask.shape)}.")
@@ -183,14 +183,14 @@ class DocumentTable:
 
     def _order_of(self, labels: NDArray[Any], name: str) -> Ints:
         """Return where the documents stand among the labels of a mask: places of documents in order, or doc_ids."""
-        order = np.arange(len(labels))
-        if np.array_equal(labels, order):
+        order, is_whole = np.arange(len(labels)), len(labels) == len(self)
+        if is_whole and np.array_equal(labels, order):
             return order
         places = {id_of(label): place for place, label in enumerate(labels.tolist())}
         if len(places) == len(labels) and places.keys() >= self.rows.keys():
             return np.array([places[doc_id] for doc_id in self.rows])  # other labels are those of removed documents
-        if labels.dtype.kind in "iu" and (np.diff(labels) > 0).all():
-            return order  # of a table from which rows were left out
+        if not is_whole or (labels.dtype.kind in "iu" and (np.diff(labels) > 0).all()):
+            return order  # of a table from which rows were left out, or which is refused for its number
         raise ValueError(
             f"{name} is a series whose labels are neither the doc_ids nor in the order of the documents, "
             f"got {shown(labels.tolist())}. Label it by doc_id, or give {name}.to_numpy() if it is in their order."
@@ -217,10 +217,8 @@ class DocumentTable:
         try:
             return self._mask(where, self._columns)
         except pa.ArrowException as error:
-            raise ValueError(
-                f"where {str(where)!r} does not work: {str(error).splitlines()[0]}; the columns are "
-                f"{names_of(self._columns.schema)}."
-            ) from None
+            wrong, columns = str(error).splitlines()[0], names_of(self._columns.schema)
+            raise ValueError(f"where {str(where)!r} does not work: {wrong}; the columns {columns}.") from None
 
     def _mask(self, where: pc.Expression, table: pa.Table) -> NDArray[np.bool_]:
         from pyarrow.dataset import dataset  # takes long

@@ -175,7 +175,7 @@ def check_no_updates(folder: Path, *, discard: bool = False) -> None:
     generation = generation_of(folder)
     if generation > 1 and not discard:
         raise ValueError(
-            f"{folder} was updated since it was made (generation {generation}); to make it again would drop the added "
+            f"{folder} was updated since it was made (generation {generation}); making it again would drop the added "
             "documents, bring back the removed ones and forget what it learned. `dsi update` takes new documents; else use "
             "another folder, or say that the updates may go (--discard-updates, discard_updates=True)."
         )

@@ -114,7 +114,7 @@ def test_without_a_place_to_remember_an_index_is_tried_again(stranger, trials, t
     load(stranger)
     assert trials == {stranger: 2}
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/nowhere")
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
     load(stranger)
     assert trials == {stranger: 3}
 

@@ -56,7 +56,8 @@ def changed_files(documents: DocumentTable, paths: Sequence[str | Path]) -> tupl
             odd.count("files whose content the index has from another path; both are kept", file)
     read_before = {*filter(None, known.values())}
     for root in roots:
-        own = [file for file in present if file.startswith(f"{root.resolve()}{os.sep}")]
+        folder = str(root.resolve())
+        own = [] if folder in present else [file for file in present if file.startswith(folder + os.sep)]
         if 2 * sum(file in known or present[file] in read_before for file in own) < len(own):
             odd.count("folders most of whose files are new to the index; they are added", str(root))
     for file in unseen:

@@ -112,7 +112,7 @@ def _finding(loaded: "Callable[[], Awaitable[Service]]") -> dict[str, Callable[.
     async def evidence(
         question: Query, tokens: Tokens = 1000, where: Where = None, allow: Names = None, deny: Names = None
     ) -> dict[str, Any]:
-        """Return the sentences of several documents that best answer a question, each with doc_id and place."""
+        """Return the sentences of several documents that best answer a question, the best first, with doc_id and place."""
         service, options = await _ready(loaded), _given(where, allow, deny)
         answer = await _within(service, lambda: service.evidence(question, tokens, options), tokens)
         return {"notice": NOTICE, **answer}

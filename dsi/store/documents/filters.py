@@ -75,9 +75,9 @@ def as_expression(where: str, table: pa.Table) -> tuple[pc.Expression, pa.Table]
     return parser.whole(), parser.table
 
 
-def names_of(schema: pa.Schema, most: int = 30) -> str:
-    """Return the names of the columns for a message; a column without any value is none."""
-    return "with values are " + ", ".join(schema.names[:most]) + and_more(len(schema) - most)
+def columns_line(schema: pa.Schema, most: int = 30) -> str:
+    """Return what a message says of the columns; one without any value is none of them."""
+    return "the columns with values are " + ", ".join(schema.names[:most]) + and_more(len(schema) - most)
 
 
 class _Token(NamedTuple):
@@ -254,7 +254,7 @@ class _Parser:
             folded = {name.casefold(): name for name in self.schema.names}
             near = difflib.get_close_matches(token.value.casefold(), folded, n=1)
             nearest = f"the nearest is {folded[near[0]]}, and " if near else ""
-            self._fail(f"no such column: {_cut(token.value)}; {nearest}the columns {names_of(self.schema)}")
+            self._fail(f"no such column: {_cut(token.value)}; {nearest}{columns_line(self.schema)}")
         arrow = self.schema.field(token.value).type
         is_list = pa.types.is_list(arrow) or pa.types.is_large_list(arrow)
         kind = _KINDS.get(arrow.value_type if is_list else arrow)

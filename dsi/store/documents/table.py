@@ -21,7 +21,7 @@ from dsi.docids.files.checks import id_of, shown
 from dsi.docids.types import Ints
 from dsi.search.hits import label_of
 from dsi.search.request import Where
-from dsi.store.documents.filters import as_expression, names_of
+from dsi.store.documents.filters import as_expression, columns_line
 
 
 class DocumentTable:
@@ -217,8 +217,8 @@ class DocumentTable:
         try:
             return self._mask(where, self._columns)
         except pa.ArrowException as error:
-            wrong, columns = str(error).splitlines()[0], names_of(self._columns.schema)
-            raise ValueError(f"where {str(where)!r} does not work: {wrong}; the columns {columns}.") from None
+            wrong, columns = str(error).splitlines()[0], columns_line(self._columns.schema)
+            raise ValueError(f"where {str(where)!r} does not work: {wrong}; {columns}.") from None
 
     def _mask(self, where: pc.Expression, table: pa.Table) -> NDArray[np.bool_]:
         from pyarrow.dataset import dataset  # takes long
